@@ -1,0 +1,46 @@
+# Every verb sets up what it needs; there is nothing to install first but Python and pip.
+PYTHON ?= python3
+BIN := .venv/bin
+PROTOS := $(wildcard proto/rankdump/wire/v1/*.proto)
+# Old on purpose: code made by a newer tool refuses the older runtimes of training images.
+PROTO_TOOLS := grpcio-tools==1.62.3 mypy-protobuf==3.6.0 setuptools==75.8.0
+SOURCES := client daemon tests bench examples
+
+.PHONY: setup demo test check proto proto-check bench clean
+
+setup: .venv/ready
+
+.venv/ready: pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet torch==2.13.0
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $@
+
+build/proto-venv/ready:
+	$(PYTHON) -m venv build/proto-venv
+	build/proto-venv/bin/python -m pip install --quiet $(PROTO_TOOLS)
+	touch $@
+
+test: setup
+	$(BIN)/python -m pytest tests
+
+check: setup proto-check
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/pyright
+
+proto: build/proto-venv/ready
+	sh proto/generate.sh build/proto-venv/bin client
+
+proto-check: build/proto-venv/ready
+	rm -rf build/proto-fresh && mkdir -p build/proto-fresh
+	sh proto/generate.sh build/proto-venv/bin build/proto-fresh
+	diff -r -x __init__.py -x __pycache__ build/proto-fresh/rankdump/wire/v1 client/rankdump/wire/v1
+
+bench: setup
+	$(BIN)/python -m bench all --json
+
+clean:
+	rm -rf build

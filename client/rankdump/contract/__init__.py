@@ -1,0 +1,1 @@
+"""What client, agent, coordinator and readers agree on. Stdlib and numpy only."""

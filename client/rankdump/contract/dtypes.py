@@ -1,0 +1,116 @@
+"""Element types: their common names, sizes, and how each one lies in an npy file. Pure.
+
+Types that numpy lacks are widened to float32 on disk, as MindSpore does for bfloat16
+(its tutorial, "saved as float32"); the record keeps the original name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import numpy.typing as npt
+
+from rankdump.contract.errors import UnsupportedError
+
+
+@dataclass(frozen=True, slots=True)
+class ElementType:
+    """One element type."""
+
+    name: str
+    """Common name, as in `float32` or `bfloat16`."""
+    item_bytes: int
+    """Bytes of one element as the framework holds it."""
+    descr: str
+    """Type string of the npy header, little endian."""
+
+    @property
+    def widened(self) -> bool:
+        """Whether the file holds float32 because numpy has no such type."""
+        return self.name in _WIDENED
+
+
+_NUMPY = {
+    "bool": "|b1",
+    "int8": "|i1",
+    "int16": "<i2",
+    "int32": "<i4",
+    "int64": "<i8",
+    "uint8": "|u1",
+    "uint16": "<u2",
+    "uint32": "<u4",
+    "uint64": "<u8",
+    "float16": "<f2",
+    "float32": "<f4",
+    "float64": "<f8",
+    "complex64": "<c8",
+    "complex128": "<c16",
+}
+# name -> (exponent bits, mantissa bits, bias, kind); kinds after the OCP 8-bit float paper and
+# the fn / fnuz variants that ml_dtypes names: "ieee" has infinities, "fn" one NaN per sign,
+# "fnuz" a single NaN at 0x80 and no negative zero, "exp" is a power of two without sign.
+_FLOAT8 = {
+    "float8_e5m2": (5, 2, 15, "ieee"),
+    "float8_e4m3fn": (4, 3, 7, "fn"),
+    "float8_e5m2fnuz": (5, 2, 16, "fnuz"),
+    "float8_e4m3fnuz": (4, 3, 8, "fnuz"),
+    "float8_e8m0fnu": (8, 0, 127, "exp"),
+}
+_WIDENED = frozenset(("bfloat16", *_FLOAT8))
+
+ELEMENT_TYPES = {
+    **{name: ElementType(name, int(descr[2:]), descr) for name, descr in _NUMPY.items()},
+    "bfloat16": ElementType("bfloat16", 2, "<f4"),
+    **{name: ElementType(name, 1, "<f4") for name in _FLOAT8},
+}
+
+
+def element_type(name: str) -> ElementType:
+    """Return the type of that name; UnsupportedError when no file here can hold it."""
+    try:
+        return ELEMENT_TYPES[name]
+    except KeyError:
+        raise UnsupportedError(f"element type {name!r} cannot be written to an npy file") from None
+
+
+def as_stored(name: str, data: memoryview) -> memoryview:
+    """Return the bytes that stand in the file for these raw elements.
+
+    The view is the argument itself where the types agree, and a new buffer where the
+    elements are widened.
+    """
+    if name not in _WIDENED:
+        return data
+    if name == "bfloat16":
+        wide = np.frombuffer(data, dtype="<u2").astype("<u4") << np.uint32(16)
+    else:
+        wide = _float8_table(name)[np.frombuffer(data, dtype=np.uint8)]
+    return wide.view(np.uint8).reshape(-1).data
+
+
+@cache
+def _float8_table(name: str) -> npt.NDArray[np.float32]:
+    """Return the 256 values of an 8-bit float type, indexed by its byte."""
+    exponent_bits, mantissa_bits, bias, kind = _FLOAT8[name]
+    values = [_float8(byte, exponent_bits, mantissa_bits, bias, kind) for byte in range(256)]
+    return np.array(values, dtype="<f4")
+
+
+def _float8(byte: int, exponent_bits: int, mantissa_bits: int, bias: int, kind: str) -> float:
+    if kind == "exp":
+        return float("nan") if byte == 0xFF else 2.0 ** (byte - bias)
+    if kind == "fnuz" and byte == 0x80:
+        return float("nan")
+    sign = -1.0 if byte & 0x80 else 1.0
+    mantissa = byte & ((1 << mantissa_bits) - 1)
+    exponent = (byte >> mantissa_bits) & ((1 << exponent_bits) - 1)
+    top = (1 << exponent_bits) - 1
+    if kind == "ieee" and exponent == top:
+        return float("nan") if mantissa else sign * float("inf")
+    if kind == "fn" and byte & 0x7F == 0x7F:
+        return float("nan")
+    if exponent == 0:
+        return sign * mantissa * 2.0 ** (1 - bias - mantissa_bits)
+    return sign * (1 + mantissa / (1 << mantissa_bits)) * 2.0 ** (exponent - bias)

@@ -1,0 +1,91 @@
+"""What rank and agent say to each other, as values: the wire's messages end where these begin."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from rankdump.contract.events import EventColumns
+from rankdump.contract.key import TensorKey
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRequest:
+    """A rank introduces itself."""
+
+    job_id: str
+    session_id: str
+    """Chosen by the client; unique for ever."""
+    rank: int
+    world_size: int
+    device: int
+    """Local device id, the one support_device speaks of."""
+    host: str
+    pid: int
+    framework: str
+    """Name and version, as `torch 2.13.0`."""
+    device_target: str
+    """`CPU`, `GPU` or `Ascend`."""
+    plan_json: bytes
+    config_source: bytes
+    """The user's configuration file, byte for byte."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionGrant:
+    """The agent's answer."""
+
+    token: bytes
+    acknowledged: int
+    """Everything up to this sequence number is already accounted for."""
+    max_record_bytes: int
+    excluded: str = ""
+    """Why the plan selects nothing on this rank; empty when it selects something."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordHead:
+    """One tensor, without its bytes."""
+
+    key: TensorKey
+    dtype: str
+    shape: tuple[int, ...]
+    byte_count: int
+    """Length of the elements in C order, little endian."""
+    argument: str = ""
+    """Where in the call the tensor stood: `args.0`, `kwargs.mask`; empty when unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class IterationEnd:
+    """The rank ran an iteration that the plan selects to its end."""
+
+    iteration: int
+    expected: int
+    """Tensors the plan selected, whatever became of them."""
+    dropped: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Those that never became a record, by reason."""
+    stall_us: int = 0
+    """Time the training thread was held up by dumping."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionEnd:
+    """The rank says goodbye."""
+
+    iterations_seen: int
+    notes: tuple[str, ...] = ()
+
+
+Declaration: TypeAlias = "EventColumns | IterationEnd | SessionEnd"
+"""What a numbered frame carries besides records."""
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledgement:
+    """Every frame up to `sequence` is accounted for."""
+
+    sequence: int
+    draining: bool = False
+    """The agent is about to stop: finish the stream and come back later."""

@@ -1,0 +1,48 @@
+"""The name of one tensor in a dump tree. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum
+
+
+class Side(str, Enum):
+    """Which side of an operator a tensor stands on; the value is the word in file names."""
+
+    INPUT = "input"
+    OUTPUT = "output"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TensorKey:
+    """Identity of one tensor of one rank; a record's place in the tree follows from it alone."""
+
+    rank: int
+    net_name: str
+    graph: int
+    iteration: int
+    timestamp_us: int
+    """Microseconds since the epoch, rising and unique within a rank: sorts tensors as they were."""
+    op_type: str
+    op_name: str
+    """Full scope name, components joined by `/`."""
+    side: Side
+    slot: int
+    task: int = 0
+    stream: int = 0
+    tensor_format: str = "DefaultFormat"
+
+    def sanitised(self) -> TensorKey:
+        """Return the key as a file name can carry it: what reading that name back gives."""
+        return replace(
+            self, op_type=sanitised(self.op_type) or "_", op_name=sanitised(self.op_name) or "_"
+        )
+
+
+def sanitised(name: str) -> str:
+    """Return a name with nothing in it that a path or the dotted fields could trip over.
+
+    MindSpore turns `/`, `\\`, `.` and space into `_`, one for one (mindspore-dump.md 2.3 cites
+    GetFileKernelName); control characters and unpaired surrogates go the same way here.
+    """
+    return "".join("_" if c in "/\\. " or not c.isprintable() else c for c in name)

@@ -1,0 +1,94 @@
+"""npy headers, byte for byte as MindSpore writes them, and a reader that never unpickles. Pure.
+
+Format: NumPy's NEP 1. MindSpore's text differs from numpy's own (a comma after every dimension,
+no blanks inside the shape) and pads to 64; numpy.load reads both.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rankdump.contract.errors import DamagedError
+
+_MAGIC = b"\x93NUMPY"
+_ALIGN = 64
+_DESCR = re.compile(r"[<>|=]?[biufcV?]\d*")
+
+
+@dataclass(frozen=True, slots=True)
+class NpyHeader:
+    """What stands before the elements."""
+
+    descr: str
+    fortran_order: bool
+    shape: tuple[int, ...]
+    data_offset: int
+    """Bytes from the start of the file to the first element."""
+
+    @property
+    def data_bytes(self) -> int:
+        """Bytes of the elements."""
+        count = 1
+        for extent in self.shape:
+            count *= extent
+        return count * np.dtype(self.descr).itemsize
+
+
+def header(descr: str, shape: tuple[int, ...]) -> bytes:
+    """Return the header block for C-ordered elements; its length is a multiple of 64."""
+    extents = "".join(f"{extent}," for extent in shape)
+    text = f"{{'descr': '{descr}', 'fortran_order': False, 'shape': ({extents}), }}"
+    total = _padded(10 + len(text) + 1)
+    if total - 10 <= 0xFFFF:
+        prefix = _MAGIC + b"\x01\x00" + (total - 10).to_bytes(2, "little")
+    else:
+        total = _padded(12 + len(text) + 1)
+        prefix = _MAGIC + b"\x02\x00" + (total - 12).to_bytes(4, "little")
+    return prefix + text.encode("ascii") + b" " * (total - len(prefix) - len(text) - 1) + b"\n"
+
+
+def _padded(length: int) -> int:
+    # An aligned length still gets a full block of blanks: MindSpore pads by 1 to 64.
+    return (length // _ALIGN + 1) * _ALIGN
+
+
+def parse_header(data: bytes | memoryview) -> NpyHeader:
+    """Return the header at the start of these bytes; DamagedError when there is none."""
+    head = bytes(data[:12])
+    if head[:6] != _MAGIC or head[6:7] not in (b"\x01", b"\x02", b"\x03"):
+        raise DamagedError(f"not an npy file: it starts with {head[:8]!r}")
+    start, width = (10, 2) if head[6] == 1 else (12, 4)
+    end = start + int.from_bytes(head[8 : 8 + width], "little")
+    if end > len(data):
+        raise DamagedError(f"npy header of {end} bytes in a file of {len(data)}")
+    try:
+        fields = ast.literal_eval(bytes(data[start:end]).decode("latin-1").strip())
+        descr: object = fields["descr"]
+        fortran: object = fields["fortran_order"]
+        extents: list[object] = list(fields["shape"])
+    except (ValueError, SyntaxError, KeyError, TypeError, MemoryError, RecursionError):
+        raise DamagedError("npy header is not the dictionary it should be") from None
+    if not (isinstance(descr, str) and _DESCR.fullmatch(descr) and isinstance(fortran, bool)):
+        raise DamagedError(f"npy header with descr {descr!r}, fortran_order {fortran!r}")
+    shape = tuple(n for n in extents if isinstance(n, int) and n >= 0)
+    if len(shape) < len(extents):
+        raise DamagedError(f"npy header with shape {extents!r}")
+    return NpyHeader(descr, fortran, shape, end)
+
+
+def array(data: bytes | memoryview) -> npt.NDArray[Any]:
+    """Return the array of a whole npy file as a read-only view of its bytes."""
+    head = parse_header(data)
+    if len(data) - head.data_offset != head.data_bytes:
+        raise DamagedError(
+            f"npy file with {len(data) - head.data_offset} bytes of elements, "
+            f"its header says {head.data_bytes}"
+        )
+    flat = np.frombuffer(data, dtype=head.descr, offset=head.data_offset)
+    return flat.reshape(head.shape, order="F" if head.fortran_order else "C")

@@ -1,0 +1,12 @@
+#!/bin/sh
+# Generates the Python side of the wire: generate.sh <bin folder of the tools> <output folder>.
+set -eu
+bin=$1
+out=$2
+"$bin/python" -m grpc_tools.protoc -I proto \
+    --plugin=protoc-gen-mypy="$bin/protoc-gen-mypy" \
+    --plugin=protoc-gen-mypy_grpc="$bin/protoc-gen-mypy_grpc" \
+    --python_out="$out" --grpc_python_out="$out" --mypy_out="$out" --mypy_grpc_out="$out" \
+    proto/rankdump/wire/v1/*.proto
+# Files without a service leave an empty stub behind.
+rm -f "$out"/rankdump/wire/v1/events_pb2_grpc.py* "$out"/rankdump/wire/v1/status_pb2_grpc.py*
