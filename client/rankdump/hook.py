@@ -1,0 +1,117 @@
+"""Names operators in MindSpore's style and gives every argument of a call its slot.
+
+Pure, and without a framework: no clock, no disk, no import of torch or mindspore.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+PARAMETER = "Parameter"
+"""Operator type of weights and of their gradients."""
+
+MAX_DEPTH = 32
+"""Containers nested deeper than this count as one leaf."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Where an operator stands in the network, before the number of its call."""
+
+    path: str
+    """`network-Net/conv1-Conv2d`."""
+    op_type: str
+
+    def forward(self, number: int) -> str:
+        """Return the name of a forward call."""
+        return f"Default/{self.path}/{self.op_type}-op{number}"
+
+    def recomputation(self, number: int) -> str:
+        """Return the name of a forward call repeated within the backward."""
+        return "Recompute/" + self.forward(number)
+
+    def gradient(self, number: int) -> str:
+        """Return the name of the backward of a forward call."""
+        return gradient_name(self.forward(number))
+
+
+def scope_of(parts: Sequence[tuple[str, str]]) -> Scope:
+    """Return the scope of a module from the (name, class) pairs leading to it, root first.
+
+    >>> scope_of([("", "Net"), ("conv1", "Conv2d")]).forward(0)
+    'Default/network-Net/conv1-Conv2d/Conv2d-op0'
+    """
+    named = [("network", parts[0][1]), *parts[1:]]
+    path = "/".join(f"{_component(name)}-{_component(kind)}" for name, kind in named)
+    return Scope(path, _component(parts[-1][1]))
+
+
+def gradient_name(op_name: str) -> str:
+    """Return the name of what belongs to the backward of an operator or parameter."""
+    return f"Gradients/{op_name}"
+
+
+def _component(text: str) -> str:
+    # A slash inside a component would read as two of them.
+    return text.replace("/", "_")
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One argument of a call, or one part of its result."""
+
+    slot: int
+    """Counts tensors and other values alike, so that it does not move when a value changes."""
+    argument: str
+    value: object
+
+
+def leaves_of_call(args: Sequence[object], kwargs: Mapping[str, object]) -> list[Leaf]:
+    """Return the leaves of a call's arguments: positional first, then by keyword."""
+    found: list[Leaf] = []
+    for index, value in enumerate(args):
+        _gather(value, f"args.{index}", found, ())
+    for name, value in kwargs.items():
+        _gather(value, f"kwargs.{name}", found, ())
+    return found
+
+
+def leaves_of_result(result: object) -> list[Leaf]:
+    """Return the leaves of what a call returned."""
+    found: list[Leaf] = []
+    _gather(result, "out", found, ())
+    return found
+
+
+def _gather(value: object, argument: str, found: list[Leaf], path: tuple[int, ...]) -> None:
+    parts = None if len(path) >= MAX_DEPTH or id(value) in path else _parts(value)
+    if parts is None:
+        found.append(Leaf(len(found), argument, value))
+        return
+    for name, part in parts:
+        _gather(part, f"{argument}.{name}", found, (*path, id(value)))
+
+
+def _parts(value: object) -> list[tuple[str, object]] | None:
+    """Return the named parts of a container; None when the value is a leaf."""
+    if isinstance(value, (tuple, list)):
+        items = cast("Sequence[object]", value)
+        fields: Sequence[object] = getattr(items, "_fields", ())
+        names = fields if len(fields) == len(items) else range(len(items))
+        return [(str(name), item) for name, item in zip(names, items, strict=True)]
+    # Before Mapping: a ModelOutput is both, and hides the fields that are None as a mapping.
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        declared = dataclasses.fields(value)
+        return [(field.name, getattr(value, field.name, None)) for field in declared]
+    if isinstance(value, Mapping):
+        pairs = cast("Mapping[object, Any]", value).items()
+        return [(_key(key, index), part) for index, (key, part) in enumerate(pairs)]
+    return None
+
+
+def _key(key: object, index: int) -> str:
+    """Return a text for a key, by position where its own text could be costly or unstable."""
+    return str(key) if isinstance(key, (str, int)) else str(index)

@@ -1,0 +1,48 @@
+"""What every test gets: no leaked threads, short socket paths, a CI that does not skip."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def no_thread_leak() -> Iterator[None]:
+    """Every thread a test starts must have ended soon after it."""
+    before = set(threading.enumerate())
+    yield
+    deadline = time.monotonic() + 5.0
+    while leaked := [t for t in set(threading.enumerate()) - before if _ours(t)]:
+        if time.monotonic() > deadline:
+            pytest.fail(f"threads left behind: {leaked}")
+        time.sleep(0.01)
+
+
+def _ours(thread: threading.Thread) -> bool:
+    # gRPC polls in daemon threads of its own that outlive a channel by a moment.
+    return thread.is_alive() and thread.name.startswith("rankdump")
+
+
+@pytest.fixture
+def socket_folder() -> Iterator[Path]:
+    """A private folder whose path is short enough for a Unix socket."""
+    folder = Path(tempfile.mkdtemp(prefix="rd-"))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def no_outer_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests do not see the rank or the plan of a job they may run inside."""
+    families = ("RANKDUMP", "MINDSPORE_DUMP", "MS_DIAGNOSTIC", "SLURM_", "OMPI_", "TORCHELASTIC")
+    exact = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "RANK_ID", "RANK_SIZE", "DEVICE_ID")
+    for name in list(os.environ):
+        if name.startswith(families) or name in exact:
+            monkeypatch.delenv(name)

@@ -1,0 +1,49 @@
+"""The launcher's variables: who wins, and what is not a number."""
+
+import pytest
+
+from rankdump.contract.errors import ConfigError
+from rankdump.identity import Identity, identify
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, Identity()),
+        (
+            {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1"},
+            Identity(rank=3, world_size=8, device=1),
+        ),
+        (
+            {"RANK_ID": "5", "RANK_SIZE": "16", "DEVICE_ID": "6"},
+            Identity(rank=5, world_size=16, device=6),
+        ),
+        ({"RANK_ID": "3"}, Identity(rank=3, world_size=4)),
+        (
+            {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"},
+            Identity(rank=1, world_size=2),
+        ),
+        (
+            {"SLURM_PROCID": "7", "SLURM_NTASKS": "9", "SLURM_LOCALID": "2", "SLURM_JOB_ID": "77"},
+            Identity(rank=7, world_size=9, device=2, job_id="77"),
+        ),
+        # torchrun inside a Slurm job: the inner launcher wins.
+        (
+            {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "RANK": "2", "WORLD_SIZE": "4"},
+            Identity(rank=2, world_size=4),
+        ),
+        # MindSpore compares support_device with DEVICE_ID.
+        ({"DEVICE_ID": "4", "LOCAL_RANK": "0"}, Identity(device=4)),
+        ({"RANKDUMP_JOB_ID": "a", "TORCHELASTIC_RUN_ID": "b"}, Identity(job_id="a")),
+        ({"RANK": ""}, Identity()),
+    ],
+)
+def test_the_first_variable_that_is_set_counts(environ, expected):
+    assert identify(environ) == expected
+
+
+@pytest.mark.parametrize("text", ["-1", "1.0", "x", "1e3", " 1", "99999999999"])
+def test_a_variable_that_is_no_number_is_named(text):
+    with pytest.raises(ConfigError, match="RANK") as caught:
+        identify({"RANK": text})
+    assert repr(text) in str(caught.value)

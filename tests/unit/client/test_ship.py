@@ -1,0 +1,154 @@
+"""The sender: in order, at least once, and never in the way."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from rankdump.contract.exchange import IterationEnd, RecordHead, SessionEnd
+from rankdump.contract.key import Side, TensorKey
+from rankdump.ship import CHUNK_BYTES, Link, Ship
+from rankdump.values import Staged
+
+from .conftest import Running, introduction_of, plan
+
+
+def staged(data: bytes, stamp: int = 1) -> Staged:
+    key = TensorKey(0, "Net", 0, 0, stamp, "Add", "Default/Add-op0", Side.INPUT, 0)
+    head = RecordHead(key, "uint8", (len(data),), len(data))
+    return Staged(head, memoryview(bytearray(data)))
+
+
+class Watched:
+    """A ship, and what it told its owner."""
+
+    def __init__(self, address: str, tmp_path) -> None:
+        self.taken: list[Staged] = []
+        self.links: list[Link] = []
+        self.ship = Ship(
+            introduction_of(plan(tmp_path)),
+            address,
+            on_taken=self.taken.append,
+            on_idle=lambda: None,
+            on_link=lambda link, _reason: self.links.append(link),
+        )
+
+
+def eventually(condition) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "never became true"
+        time.sleep(0.01)
+
+
+def bytes_of(frames, sequence: int) -> bytes:
+    parts = [f for f in frames if f.sequence == sequence]
+    return b"".join(f.record.data or f.chunk.data for f in parts)
+
+
+def test_records_arrive_whole_and_in_order(running: Running, tmp_path):
+    watched = Watched(running.address, tmp_path)
+    watched.ship.start(5)
+    data = np.random.default_rng(0).bytes(3 * CHUNK_BYTES + 17)
+    watched.ship.submit(staged(data))
+    watched.ship.submit(IterationEnd(0, 1))
+    watched.ship.submit(SessionEnd(1))
+    assert watched.ship.close(10) == 0
+    frames = running.agent.frames
+    assert [f.sequence for f in frames] == [1, 1, 1, 1, 2, 3]
+    assert bytes_of(frames, 1) == data
+    assert [f.chunk.offset for f in frames[1:4]] == [CHUNK_BYTES * i for i in (1, 2, 3)]
+    assert len(watched.taken) == 1
+
+
+def test_a_cut_stream_resumes_after_the_last_acknowledged_record(running: Running, tmp_path):
+    """Law: nothing is lost by a reconnect, and nothing acknowledged is sent again."""
+    running.agent.cut_after = 4
+    watched = Watched(running.address, tmp_path)
+    watched.ship.start(5)
+    for stamp in range(10):
+        watched.ship.submit(staged(b"x" * 100, stamp))
+    assert watched.ship.close(10) == 0
+    assert len(running.agent.opened) >= 2
+    assert len({r.session_id for r in running.agent.opened}) == 1
+    seen = [f.record.timestamp_us for f in running.agent.frames]
+    assert set(seen) == set(range(10))
+    assert len(watched.taken) == 10
+
+
+def test_an_agent_that_comes_late_gets_everything(address: str, tmp_path):
+    watched = Watched(address, tmp_path)
+    watched.ship.start(5)
+    assert watched.ship.link is Link.ABSENT
+    watched.ship.submit(staged(b"early"))
+    late = Running(address)
+    try:
+        eventually(lambda: watched.ship.link is Link.UP)
+        assert watched.ship.close(10) == 0
+        assert bytes_of(late.agent.frames, 1) == b"early"
+    finally:
+        late.stop()
+
+
+def test_no_agent_at_all_leaves_the_records_counted(address: str, tmp_path):
+    watched = Watched(address, tmp_path)
+    watched.ship.start(5)
+    watched.ship.submit(staged(b"a"))
+    watched.ship.submit(IterationEnd(0, 1))
+    begun = time.monotonic()
+    assert watched.ship.close(60) == 1
+    assert time.monotonic() - begun < 30  # far from its patience: nobody was ever there
+
+
+def test_a_refusal_is_final_and_has_its_reason(running: Running, tmp_path):
+    running.agent.refusal = "rank 0 is taken by pid 7"
+    said: list[str] = []
+    ship = Ship(
+        introduction_of(plan(tmp_path)),
+        running.address,
+        on_taken=lambda _s: None,
+        on_idle=lambda: None,
+        on_link=lambda _link, reason: said.append(reason),
+    )
+    ship.start(5)
+    assert ship.link is Link.REFUSED
+    assert said == ["rank 0 is taken by pid 7"]
+    assert len(running.agent.opened) == 1
+    ship.close(1)
+
+
+def test_waiting_time_counts_only_while_something_waits(running: Running, tmp_path):
+    running.agent.acknowledge_up_to = 0
+    watched = Watched(running.address, tmp_path)
+    watched.ship.start(5)
+    assert watched.ship.idle_s() == 0
+    watched.ship.submit(staged(b"a"))
+    eventually(lambda: watched.ship.idle_s() > 0.05)
+    assert watched.ship.close(0.1) == 1
+
+
+def test_events_are_handed_over_when_nothing_else_moves(running: Running, tmp_path):
+    asked = threading.Event()
+    ship = Ship(
+        introduction_of(plan(tmp_path)),
+        running.address,
+        on_taken=lambda _s: None,
+        on_idle=asked.set,
+        on_link=lambda _link, _reason: None,
+    )
+    ship.start(5)
+    assert asked.wait(20)
+    ship.close(1)
+
+
+@pytest.mark.parametrize("count", [1, 500])
+def test_many_small_records_share_messages(running: Running, tmp_path, count):
+    watched = Watched(running.address, tmp_path)
+    for stamp in range(count):
+        watched.ship.submit(staged(b"y" * 64, stamp))
+    watched.ship.start(5)
+    assert watched.ship.close(20) == 0
+    assert [f.sequence for f in running.agent.frames] == list(range(1, count + 1))
