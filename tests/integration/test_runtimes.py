@@ -1,0 +1,55 @@
+"""The generated code and the daemon run on the oldest and the newest runtimes allowed."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).parent.parent.parent
+JOB = Path(__file__).parent / "jobs" / "round_trip.py"
+
+
+def requirements(*, oldest: bool) -> list[str]:
+    """What pyproject.toml allows, at one end of each range."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = project["dependencies"] + project["optional-dependencies"]["daemon"]
+    plain = [line.partition(";")[0].strip() for line in lines if "python_version" not in line]
+    if sys.version_info < (3, 11):
+        plain.append("tomli>=2.0")
+    return [line.replace(">=", "==") if oldest else line for line in plain]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("end", ["oldest", "newest"])
+def test_a_tensor_makes_the_whole_way(end: str, socket_folder: Path):
+    """Law: the lower bounds in pyproject.toml are true, and nothing newer broke them."""
+    home = ROOT / "build" / "runtimes" / end
+    wanted = requirements(oldest=end == "oldest")
+    python = home / "bin" / "python"
+    stamp = home / "requirements.txt"
+    if not stamp.exists() or stamp.read_text().split("\n") != wanted:
+        shutil.rmtree(home, ignore_errors=True)
+        subprocess.run([sys.executable, "-m", "venv", home], check=True)
+        pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        subprocess.run([*pip, "--upgrade", *wanted], check=True)
+        subprocess.run([*pip, "--no-deps", "--editable", ROOT], check=True)
+        stamp.write_text("\n".join(wanted))
+    done = subprocess.run(
+        [python, "-W", "error::DeprecationWarning:rankdump", JOB, socket_folder],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    if end == "oldest":
+        grpcio = next(line for line in wanted if line.startswith("grpcio=="))
+        assert re.sub("==", " ", grpcio) in done.stdout
