@@ -154,7 +154,7 @@ class Session:
         pipeline.observe(Observation(graph, op_type, op_name, _SIDES[side], slot, "", source))
 
     @never_raises
-    def attach(self, model: object) -> None:
+    def attach(self, model: Any) -> None:
         """Observe a model's operators from now on; a model of no known framework is said once."""
         pipeline = self._pipeline
         if pipeline is None:

@@ -19,20 +19,13 @@ import grpc
 from rankdump.contract.errors import PermanentError, RankdumpError
 from rankdump.contract.exchange import Declaration, SessionRequest
 from rankdump.values import Staged
-from rankdump.wire.convert import (
-    batches,
-    declaration_to_wire,
-    record_to_wire,
-    session_grant_from_wire,
-    session_request_to_wire,
-)
+from rankdump.wire.convert import session_grant_from_wire, session_request_to_wire
 from rankdump.wire.errors import error_of
+from rankdump.wire.frames import batches, declaration_frame, record_frames
 from rankdump.wire.v1 import agent_pb2, agent_pb2_grpc
 
 logger = logging.getLogger(__name__)
 
-# About the size at which a Python gRPC stream is fastest (peers.md, "Data planes").
-CHUNK_BYTES = 1 << 20
 OPEN_TIMEOUT_S = 10.0
 BACKOFF_S = (0.05, 5.0)
 # Declarations are small, but an agent that never comes must not make them grow for ever.
@@ -58,6 +51,12 @@ class Link(Enum):
 class _Waiting:
     sequence: int
     item: Staged | Declaration
+
+    def frames(self) -> Iterator[agent_pb2.Frame]:
+        """Yield the item as it goes over the wire."""
+        if isinstance(self.item, Staged):
+            return record_frames(self.sequence, self.item.head, self.item.data)
+        return iter((declaration_frame(self.sequence, self.item),))
 
 
 class Ship:
@@ -210,8 +209,7 @@ class Ship:
         hello = agent_pb2.Hello(session_id=self._request.session_id, token=token)
         yield agent_pb2.PushRequest(hello=hello)
         while (waiting := self._next(stream)) is not None:
-            frames = (frame for each in waiting for frame in _frames(each))
-            yield from batches(frames, CHUNK_BYTES)
+            yield from batches(frame for each in waiting for frame in each.frames())
 
     def _next(self, stream: int) -> list[_Waiting] | None:
         """Wait for unsent items; None when this stream has nothing more to say."""
@@ -251,16 +249,3 @@ class Ship:
             self._link = link
             self._changed.notify_all()
         self._on_link(link, reason)
-
-
-def _frames(waiting: _Waiting) -> Iterator[agent_pb2.Frame]:
-    """Yield one item as frames: a record is followed by the chunks it did not hold."""
-    item = waiting.item
-    if not isinstance(item, Staged):
-        yield declaration_to_wire(waiting.sequence, item)
-        return
-    first = bytes(item.data[:CHUNK_BYTES])
-    yield agent_pb2.Frame(sequence=waiting.sequence, record=record_to_wire(item.head, first))
-    for offset in range(CHUNK_BYTES, item.head.byte_count, CHUNK_BYTES):
-        chunk = agent_pb2.Chunk(offset=offset, data=bytes(item.data[offset : offset + CHUNK_BYTES]))
-        yield agent_pb2.Frame(sequence=waiting.sequence, chunk=chunk)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 
 from rankdump.contract.errors import ProtocolError
@@ -84,14 +82,19 @@ def session_grant_from_wire(message: agent_pb2.OpenSessionResponse) -> SessionGr
     )
 
 
+def _utf8(text: str) -> str:
+    # Names are the user's; an unpaired surrogate in one must not end the sender's thread.
+    return text.encode(errors="replace").decode()
+
+
 def record_to_wire(head: RecordHead, data: bytes) -> agent_pb2.Record:
     """Return the message of a record with its first bytes."""
     key = head.key
     return agent_pb2.Record(
         graph=key.graph,
         iteration=key.iteration,
-        op_type=key.op_type,
-        op_name=key.op_name,
+        op_type=_utf8(key.op_type),
+        op_name=_utf8(key.op_name),
         side=_SIDES[key.side],
         slot=key.slot,
         timestamp_us=key.timestamp_us,
@@ -100,13 +103,13 @@ def record_to_wire(head: RecordHead, data: bytes) -> agent_pb2.Record:
         dtype=head.dtype,
         shape=head.shape,
         byte_count=head.byte_count,
-        argument=head.argument,
+        argument=_utf8(head.argument),
         data=data,
     )
 
 
 def record_from_wire(message: agent_pb2.Record, *, rank: int, net_name: str) -> RecordHead:
-    """Read a record's head; its shape is checked against its bytes when its type is known."""
+    """Read a record's head; whether its shape fits its bytes is the receiver's question."""
     side = _SIDES_BACK.get(message.side)
     if side is None:
         raise ProtocolError(f"record with side {message.side}")
@@ -138,15 +141,18 @@ def events_to_wire(events: EventColumns) -> events_pb2.EventColumns:
     """Return the message of a batch of events."""
     columns = {field: column.tolist() for field, column in events.columns.items()}
     groups = [events_pb2.ProcessGroup(name=g.name, ranks=g.ranks) for g in events.groups]
-    return events_pb2.EventColumns(names=events.names, groups=groups, **columns)
+    return events_pb2.EventColumns(names=map(_utf8, events.names), groups=groups, **columns)
 
 
 def events_from_wire(message: events_pb2.EventColumns) -> EventColumns:
     """Read a batch of events; ProtocolError when columns differ in length or point nowhere."""
-    columns = {
-        field: np.fromiter(getattr(message, field), dtype=code)
-        for field, code in COLUMN_TYPES.items()
-    }
+    try:
+        columns = {
+            field: np.fromiter(getattr(message, field), dtype=code)
+            for field, code in COLUMN_TYPES.items()
+        }
+    except (OverflowError, ValueError) as error:
+        raise ProtocolError(f"event column out of range: {error}") from None
     lengths = {len(column) for column in columns.values()}
     if len(lengths) > 1:
         raise ProtocolError(f"event columns of different lengths: {sorted(lengths)}")
@@ -160,24 +166,6 @@ def events_from_wire(message: events_pb2.EventColumns) -> EventColumns:
     return EventColumns(names, groups, columns)
 
 
-def declaration_to_wire(sequence: int, declaration: Declaration) -> agent_pb2.Frame:
-    """Return the frame of anything but a record."""
-    if isinstance(declaration, EventColumns):
-        return agent_pb2.Frame(sequence=sequence, events=events_to_wire(declaration))
-    if isinstance(declaration, IterationEnd):
-        end = agent_pb2.IterationEnd(
-            iteration=declaration.iteration,
-            expected=declaration.expected,
-            dropped=declaration.dropped,
-            stall_us=declaration.stall_us,
-        )
-        return agent_pb2.Frame(sequence=sequence, iteration_end=end)
-    goodbye = agent_pb2.SessionEnd(
-        iterations_seen=declaration.iterations_seen, notes=declaration.notes
-    )
-    return agent_pb2.Frame(sequence=sequence, session_end=goodbye)
-
-
 def declaration_from_wire(frame: agent_pb2.Frame) -> Declaration:
     """Read a frame that is neither record nor chunk."""
     body = frame.WhichOneof("body")
@@ -189,17 +177,3 @@ def declaration_from_wire(frame: agent_pb2.Frame) -> Declaration:
     if body == "session_end":
         return SessionEnd(frame.session_end.iterations_seen, tuple(frame.session_end.notes))
     raise ProtocolError(f"frame {frame.sequence} with body {body}")
-
-
-def batches(frames: Iterable[agent_pb2.Frame], limit_bytes: int) -> Iterable[agent_pb2.PushRequest]:
-    """Gather frames into messages of about that size, so that small ones share a write."""
-    held: list[agent_pb2.Frame] = []
-    size = 0
-    for frame in frames:
-        held.append(frame)
-        size += frame.ByteSize()
-        if size >= limit_bytes:
-            yield agent_pb2.PushRequest(batch=agent_pb2.FrameBatch(frames=held))
-            held, size = [], 0
-    if held:
-        yield agent_pb2.PushRequest(batch=agent_pb2.FrameBatch(frames=held))

@@ -232,6 +232,14 @@ def test_what_cannot_be_dumped_is_counted_and_training_goes_on(running, tmp_path
     assert "builtins.str" in caplog.text
 
 
+@pytest.mark.parametrize("name", ["../../x", "a\0b", "x" * 5000, "\ud800", "", "/", "日本"])
+def test_any_name_travels(running, tmp_path, name):
+    with started(running, tmp_path) as session:
+        session.dump(name, name, "input", 0, np.ones(1))
+    (record,) = records(running)
+    assert record.op_name == name.replace("\ud800", "?")
+
+
 def test_events_tell_the_order_of_operators(running, tmp_path):
     with started(running, tmp_path) as session:
         for name in ("first", "first", "second"):

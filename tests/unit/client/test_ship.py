@@ -10,8 +10,9 @@ import pytest
 
 from rankdump.contract.exchange import IterationEnd, RecordHead, SessionEnd
 from rankdump.contract.key import Side, TensorKey
-from rankdump.ship import CHUNK_BYTES, Link, Ship
+from rankdump.ship import Link, Ship
 from rankdump.values import Staged
+from rankdump.wire.frames import CHUNK_BYTES
 
 from .conftest import Running, introduction_of, plan
 

@@ -1,0 +1,54 @@
+"""How a session's items travel: frames of at most a chunk, small ones sharing a message."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from rankdump.contract.events import EventColumns
+from rankdump.contract.exchange import Declaration, IterationEnd, RecordHead
+from rankdump.wire.convert import events_to_wire, record_to_wire
+from rankdump.wire.v1 import agent_pb2
+
+# About the size at which a Python gRPC stream is fastest (peers.md, "Data planes").
+CHUNK_BYTES = 1 << 20
+
+
+def record_frames(sequence: int, head: RecordHead, data: memoryview) -> Iterator[agent_pb2.Frame]:
+    """Yield a record: its head with the first bytes, then the chunks it did not hold."""
+    first = bytes(data[:CHUNK_BYTES])
+    yield agent_pb2.Frame(sequence=sequence, record=record_to_wire(head, first))
+    for offset in range(CHUNK_BYTES, head.byte_count, CHUNK_BYTES):
+        piece = bytes(data[offset : offset + CHUNK_BYTES])
+        yield agent_pb2.Frame(sequence=sequence, chunk=agent_pb2.Chunk(offset=offset, data=piece))
+
+
+def declaration_frame(sequence: int, declaration: Declaration) -> agent_pb2.Frame:
+    """Return the frame of anything but a record."""
+    if isinstance(declaration, EventColumns):
+        return agent_pb2.Frame(sequence=sequence, events=events_to_wire(declaration))
+    if isinstance(declaration, IterationEnd):
+        end = agent_pb2.IterationEnd(
+            iteration=declaration.iteration,
+            expected=declaration.expected,
+            dropped=declaration.dropped,
+            stall_us=declaration.stall_us,
+        )
+        return agent_pb2.Frame(sequence=sequence, iteration_end=end)
+    goodbye = agent_pb2.SessionEnd(
+        iterations_seen=declaration.iterations_seen, notes=declaration.notes
+    )
+    return agent_pb2.Frame(sequence=sequence, session_end=goodbye)
+
+
+def batches(frames: Iterable[agent_pb2.Frame]) -> Iterator[agent_pb2.PushRequest]:
+    """Gather frames into messages of about a chunk, so that small ones share a write."""
+    held: list[agent_pb2.Frame] = []
+    size = 0
+    for frame in frames:
+        held.append(frame)
+        size += frame.ByteSize()
+        if size >= CHUNK_BYTES:
+            yield agent_pb2.PushRequest(batch=agent_pb2.FrameBatch(frames=held))
+            held, size = [], 0
+    if held:
+        yield agent_pb2.PushRequest(batch=agent_pb2.FrameBatch(frames=held))

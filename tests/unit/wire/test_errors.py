@@ -1,0 +1,116 @@
+"""Errors across the wire: each has one status code, and what comes back says retry or not."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import pytest
+
+from rankdump.contract import errors
+from rankdump.contract.errors import (
+    ConfigError,
+    DamagedError,
+    ExhaustedError,
+    PermanentError,
+    ProtocolError,
+    RankdumpError,
+    RefusedError,
+    RetryableError,
+    UnavailableError,
+    UnsupportedError,
+)
+from rankdump.wire.errors import FROM_CODE, TO_CODE, code_of, error_of
+
+Code = grpc.StatusCode
+EVERY_CLASS = [
+    kind
+    for _, kind in inspect.getmembers(errors, inspect.isclass)
+    if issubclass(kind, PermanentError | RetryableError)
+]
+
+
+def made(kind: type[RankdumpError]) -> RankdumpError:
+    return kind("f", "k", 1, "a") if issubclass(kind, ConfigError) else kind("what")
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"),
+    [
+        (ConfigError, Code.INVALID_ARGUMENT),
+        (ProtocolError, Code.INVALID_ARGUMENT),
+        (UnsupportedError, Code.UNIMPLEMENTED),
+        (RefusedError, Code.FAILED_PRECONDITION),
+        (DamagedError, Code.DATA_LOSS),
+        (ExhaustedError, Code.RESOURCE_EXHAUSTED),
+        (UnavailableError, Code.UNAVAILABLE),
+        (RetryableError, Code.UNAVAILABLE),
+        (PermanentError, Code.FAILED_PRECONDITION),
+        (RankdumpError, Code.INTERNAL),
+    ],
+)
+def test_code_of(kind: type[RankdumpError], code: grpc.StatusCode):
+    """What a server answers to each error."""
+    assert code_of(made(kind)) is code
+
+
+@pytest.mark.parametrize("kind", EVERY_CLASS)
+def test_the_fork_survives(kind: type[RankdumpError]):
+    """A permanent error stays permanent on the other side, a retryable one retryable."""
+    back = FROM_CODE.get(code_of(made(kind)), UnavailableError)
+    assert issubclass(back, PermanentError) is issubclass(kind, PermanentError)
+
+
+def test_first_row_that_fits():
+    """No row of the table stands behind one that would always fit before it."""
+    for index, (kind, _) in enumerate(TO_CODE):
+        assert not any(issubclass(kind, earlier) for earlier, _ in TO_CODE[:index])
+
+
+class Answers(grpc.GenericRpcHandler):
+    """Fails every call with the status code that its method names."""
+
+    def service(
+        self, handler_call_details: grpc.HandlerCallDetails
+    ) -> grpc.RpcMethodHandler[bytes, bytes]:
+        name = handler_call_details.method.rpartition("/")[2]
+
+        def fail(request: bytes, context: grpc.ServicerContext) -> bytes:
+            context.abort(Code[name], request.decode())
+            raise AssertionError("abort returned")
+
+        return grpc.unary_unary_rpc_method_handler(fail)
+
+
+@pytest.fixture(scope="module")
+def channel() -> Iterator[grpc.Channel]:
+    server = grpc.server(ThreadPoolExecutor(2), handlers=[Answers()])
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as opened:
+        yield opened
+    server.stop(0).wait()
+
+
+@pytest.mark.parametrize("code", [code for code in Code if code is not Code.OK])
+def test_error_of(channel: grpc.Channel, code: grpc.StatusCode):
+    """Every code a real call can end with becomes one error that keeps the server's words."""
+    with pytest.raises(grpc.RpcError) as caught:
+        channel.unary_unary(f"/test/{code.name}")(b"3 of 4")
+    error = error_of(caught.value)
+    assert type(error) is FROM_CODE.get(code, UnavailableError)
+    assert str(error) == "3 of 4"
+
+
+def test_no_words(channel: grpc.Channel):
+    """Without details the code's name is the message."""
+    with pytest.raises(grpc.RpcError) as caught:
+        channel.unary_unary("/test/DATA_LOSS")(b"")
+    assert str(error_of(caught.value)) == "DATA_LOSS"
+
+
+def test_no_call():
+    """A failure without a status, as from a closed channel, may pass later."""
+    assert isinstance(error_of(grpc.RpcError("closed")), UnavailableError)
