@@ -14,6 +14,7 @@ from rankdump.contract.errors import DamagedError
 from rankdump.contract.status import IterationStatus
 
 MANIFEST_VERSION = 1
+_UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ class Manifest:
                 host=str(body["host"]),
                 records=tuple(records),
             )
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        except _UNREADABLE as error:
             raise DamagedError(f"manifest cannot be read: {error}") from None
 
 

@@ -18,7 +18,8 @@ from rankdump.contract.errors import DamagedError
 
 _MAGIC = b"\x93NUMPY"
 _ALIGN = 64
-_DESCR = re.compile(r"[<>|=]?[biufcV?]\d*")
+MAX_DIMENSIONS = 64
+_DESCR = re.compile(r"[<>|=]?(?:b1|[iu][1248]|f[248]|c8|c16)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +77,14 @@ def parse_header(data: bytes | memoryview) -> NpyHeader:
         raise DamagedError("npy header is not the dictionary it should be") from None
     if not (isinstance(descr, str) and _DESCR.fullmatch(descr) and isinstance(fortran, bool)):
         raise DamagedError(f"npy header with descr {descr!r}, fortran_order {fortran!r}")
-    shape = tuple(n for n in extents if isinstance(n, int) and n >= 0)
-    if len(shape) < len(extents):
-        raise DamagedError(f"npy header with shape {extents!r}")
+    shape = tuple(n for n in extents if isinstance(n, int) and _is_extent(n))
+    if len(shape) < len(extents) or len(shape) > MAX_DIMENSIONS:
+        raise DamagedError(f"npy header with {len(extents)} extents that no array can have")
     return NpyHeader(descr, fortran, shape, end)
+
+
+def _is_extent(number: int) -> bool:
+    return not isinstance(number, bool) and 0 <= number < 1 << 63
 
 
 def array(data: bytes | memoryview) -> npt.NDArray[Any]:
@@ -91,4 +96,7 @@ def array(data: bytes | memoryview) -> npt.NDArray[Any]:
             f"its header says {head.data_bytes}"
         )
     flat = np.frombuffer(data, dtype=head.descr, offset=head.data_offset)
-    return flat.reshape(head.shape, order="F" if head.fortran_order else "C")
+    try:
+        return flat.reshape(head.shape, order="F" if head.fortran_order else "C")
+    except (ValueError, OverflowError):
+        raise DamagedError(f"npy file of shape {head.shape}, which no array can have") from None

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from rankdump.contract.errors import ProtocolError
 
@@ -16,6 +17,8 @@ OnFull = Literal["block", "drop", "statistic"]
 Durability = Literal["written", "synced"]
 
 PLAN_VERSION = 1
+NET_NAME = re.compile(r"[A-Za-z0-9_-]+")
+"""What may name a network: it is a folder of the tree."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +109,19 @@ class DumpPlan:
             if body.pop("version") != PLAN_VERSION:
                 raise ValueError("another version")
             return _plan(body)
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        except _UNREADABLE as error:
             raise ProtocolError(f"plan cannot be read: {error}") from None
+
+
+_UNREADABLE = (
+    ValueError,
+    TypeError,
+    KeyError,
+    AttributeError,
+    RecursionError,
+    OverflowError,
+    re.error,
+)
 
 
 def _plan(body: dict[str, Any]) -> DumpPlan:
@@ -117,8 +131,10 @@ def _plan(body: dict[str, Any]) -> DumpPlan:
     operators = selection["operators"]
     devices = selection["devices"]
     lists = {name: tuple(map(str, operators[name])) for name in ("names", "types", "patterns")}
+    for pattern in lists["patterns"]:
+        re.compile(pattern)
     return DumpPlan(
-        output=Output(**body["output"]),
+        output=_output(body["output"]),
         selection=Selection(
             iterations=Iterations(
                 str(iterations["text"]),
@@ -129,6 +145,31 @@ def _plan(body: dict[str, Any]) -> DumpPlan:
             inputs=bool(selection["inputs"]),
             outputs=bool(selection["outputs"]),
         ),
-        delivery=Delivery(**body["delivery"]),
+        delivery=_delivery(body["delivery"]),
         dialect=str(body["dialect"]),
+    )
+
+
+def _output(body: dict[str, Any]) -> Output:
+    # The agent makes paths of these: a rank may not talk it out of its tree.
+    texts = [body[name] for name in ("root", "net_name", "layout", "codec")]
+    modes = [body[name] for name in ("file_mode", "folder_mode")]
+    if not all(isinstance(text, str) and "\0" not in text for text in texts):
+        raise ValueError(f"output with {texts!r}")
+    if not all(type(mode) is int and 0 <= mode <= 0o777 for mode in modes):
+        raise ValueError(f"output with modes {modes!r}")
+    if not body["root"].startswith("/") or not NET_NAME.fullmatch(body["net_name"]):
+        raise ValueError(f"output with root {body['root']!r}, net_name {body['net_name']!r}")
+    return Output(**body)
+
+
+def _delivery(body: dict[str, Any]) -> Delivery:
+    if body["on_full"] not in get_args(OnFull) or body["durability"] not in get_args(Durability):
+        raise ValueError(f"delivery {body['on_full']!r}, {body['durability']!r}")
+    return Delivery(
+        on_full=body["on_full"],
+        block_timeout_s=float(body["block_timeout_s"]),
+        buffer_bytes=int(body["buffer_bytes"]),
+        durability=body["durability"],
+        strict=bool(body["strict"]),
     )

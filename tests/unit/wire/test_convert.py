@@ -8,43 +8,18 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from suites.travel import ONE, blobs, names, same_columns, sent, sint64, texts, uint32, uint64
 
 from rankdump.contract.errors import ProtocolError
 from rankdump.contract.events import COLUMN_TYPES, Event, EventColumns, EventKind, ProcessGroup
 from rankdump.contract.exchange import (
-    IterationEnd,
     RecordHead,
-    SessionEnd,
     SessionGrant,
     SessionRequest,
 )
 from rankdump.contract.key import Side, TensorKey
-from rankdump.contract.status import (
-    ArrivalHint,
-    IterationStatus,
-    Load,
-    OrderEntry,
-    SessionState,
-    SessionStatus,
-    StatusView,
-)
-from rankdump.wire import convert, frames, views
-from rankdump.wire.v1 import agent_pb2, coordinator_pb2, events_pb2, status_pb2
-
-uint32 = st.integers(0, 2**32 - 1)
-uint64 = st.integers(0, 2**64 - 1)
-sint64 = st.integers(-(2**63), 2**63 - 1)
-blobs = st.binary(max_size=20)
-# protobuf strings are UTF-8: unpaired surrogates cannot travel in them.
-texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
-names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
-counts = st.dictionaries(texts, uint64, max_size=3)
-
-
-def sent(message, kind):
-    """Return the message as the other side parses it."""
-    return kind.FromString(message.SerializeToString())
-
+from rankdump.wire import convert
+from rankdump.wire.v1 import agent_pb2, events_pb2
 
 # sessions
 
@@ -181,10 +156,6 @@ groups = st.lists(
 ).map(tuple)
 
 
-def same_columns(left: EventColumns, right: EventColumns) -> bool:
-    return (left.names, left.groups, left.events()) == (right.names, right.groups, right.events())
-
-
 @given(batch=st.lists(events, max_size=10), groups=groups)
 def test_events(batch: list[Event], groups: tuple[ProcessGroup, ...]):
     """A batch of events comes back as it was, in columns of the right types."""
@@ -198,9 +169,6 @@ def test_events(batch: list[Event], groups: tuple[ProcessGroup, ...]):
 def test_no_events():
     """An empty message is an empty batch."""
     assert len(convert.events_from_wire(events_pb2.EventColumns())) == 0
-
-
-ONE = EventColumns.of([Event(0, 0, 0, 0, "a", EventKind.OPERATOR, 0, 0)])
 
 
 @pytest.mark.parametrize("field", list(COLUMN_TYPES))
@@ -228,169 +196,3 @@ def test_unknown_kind(kind: Any):
     message.kind[0] = kind
     with pytest.raises(ProtocolError, match="event"):
         convert.events_from_wire(sent(message, events_pb2.EventColumns))
-
-
-# declarations
-
-
-@given(end=st.builds(IterationEnd, uint64, uint64, counts, uint64), sequence=uint64)
-def test_iteration_end(end: IterationEnd, sequence: int):
-    """The end of an iteration comes back with its number."""
-    frame = sent(frames.declaration_frame(sequence, end), agent_pb2.Frame)
-    assert frame.sequence == sequence
-    assert convert.declaration_from_wire(frame) == end
-
-
-@given(end=st.builds(SessionEnd, uint64, st.lists(texts, max_size=3).map(tuple)))
-def test_session_end(end: SessionEnd):
-    """A goodbye comes back as it was."""
-    frame = sent(frames.declaration_frame(1, end), agent_pb2.Frame)
-    assert convert.declaration_from_wire(frame) == end
-
-
-def test_events_in_a_frame():
-    """Events travel in a frame too."""
-    frame = sent(frames.declaration_frame(9, ONE), agent_pb2.Frame)
-    back = convert.declaration_from_wire(frame)
-    assert isinstance(back, EventColumns)
-    assert same_columns(back, ONE)
-
-
-@pytest.mark.parametrize(
-    "frame",
-    [
-        agent_pb2.Frame(sequence=4),
-        agent_pb2.Frame(sequence=4, record=agent_pb2.Record()),
-        agent_pb2.Frame(sequence=4, chunk=agent_pb2.Chunk()),
-    ],
-)
-def test_no_declaration(frame: agent_pb2.Frame):
-    """A frame of any other kind is refused with its number."""
-    with pytest.raises(ProtocolError, match="frame 4 with body"):
-        convert.declaration_from_wire(frame)
-
-
-@given(sizes=st.lists(st.integers(0, frames.CHUNK_BYTES), max_size=6))
-def test_batches(sizes: list[int]):
-    """Frames keep their order, no message is empty, and only the last one may be small."""
-    limit = frames.CHUNK_BYTES
-    sent_frames = [
-        agent_pb2.Frame(sequence=n, chunk=agent_pb2.Chunk(data=bytes(size)))
-        for n, size in enumerate(sizes)
-    ]
-    messages = [list(request.batch.frames) for request in frames.batches(sent_frames)]
-    assert [frame for batch in messages for frame in batch] == sent_frames
-    totals = [[frame.ByteSize() for frame in batch] for batch in messages]
-    for total in totals:
-        assert total
-        assert sum(total[:-1]) < limit
-    for total in totals[:-1]:
-        assert sum(total) >= limit
-
-
-# views
-
-sessions = st.builds(
-    SessionStatus,
-    job_id=texts,
-    session_id=texts,
-    rank=uint32,
-    world_size=uint32,
-    device=uint32,
-    host=texts,
-    pid=uint64,
-    state=st.sampled_from(SessionState),
-    excluded=texts,
-    iterations_seen=uint64,
-    notes=st.lists(texts, max_size=2).map(tuple),
-)
-iterations = st.builds(
-    IterationStatus,
-    job_id=texts,
-    session_id=texts,
-    rank=uint32,
-    iteration=uint64,
-    complete=st.booleans(),
-    expected=uint64,
-    stored=uint64,
-    linked=uint64,
-    degraded=uint64,
-    dropped=counts,
-    bytes_in=uint64,
-    bytes_stored=uint64,
-)
-entries = st.builds(
-    OrderEntry,
-    position=uint64,
-    graph=uint32,
-    iteration=uint64,
-    ranks=st.lists(uint32, max_size=3).map(tuple),
-    name=texts,
-    kind=st.sampled_from(EventKind),
-    group=texts,
-    sequence=uint64,
-    start_us=sint64,
-    end_us=sint64,
-    missing=st.lists(uint32, max_size=3).map(tuple),
-)
-hints = st.builds(
-    ArrivalHint,
-    job_id=texts,
-    group=texts,
-    kind=st.sampled_from(EventKind),
-    iteration=uint64,
-    sequence=uint64,
-    spread_us=uint64,
-    first_rank=uint32,
-    last_rank=uint32,
-    reason=texts,
-)
-status_views = st.builds(
-    StatusView,
-    sessions=st.lists(sessions, max_size=2).map(tuple),
-    iterations=st.lists(iterations, max_size=2).map(tuple),
-    load=st.builds(Load, uint64, uint64, uint64, uint64),
-    roots=st.lists(texts, max_size=2).map(tuple),
-    findings=st.lists(texts, max_size=2).map(tuple),
-)
-
-
-@given(view=status_views)
-def test_view(view: StatusView):
-    """The whole picture comes back as it was."""
-    message = sent(views.view_to_wire(view), status_pb2.StatusView)
-    assert views.view_from_wire(message) == view
-
-
-@given(entry=entries)
-def test_entry(entry: OrderEntry):
-    """A line of the order comes back as it was."""
-    message = sent(views.entry_to_wire(entry), coordinator_pb2.OrderEntry)
-    assert views.entry_from_wire(message) == entry
-
-
-@given(hint=hints)
-def test_hint(hint: ArrivalHint):
-    """A hint comes back as it was."""
-    message = sent(views.hint_to_wire(hint), coordinator_pb2.ArrivalHint)
-    assert views.hint_from_wire(message) == hint
-
-
-@pytest.mark.parametrize("number", [0, 99, -1])
-def test_unknown_enumerators(number: Any):
-    """A state or a kind that nobody knows is refused."""
-    with pytest.raises(ProtocolError, match="unknown state"):
-        views.session_from_wire(status_pb2.SessionStatus(state=number))
-    with pytest.raises(ProtocolError, match="unknown kind"):
-        views.entry_from_wire(coordinator_pb2.OrderEntry(kind=number))
-    with pytest.raises(ProtocolError, match="unknown kind"):
-        views.hint_from_wire(coordinator_pb2.ArrivalHint(kind=number))
-
-
-def test_enumerators_agree():
-    """Wire and contract number the kinds alike, and every state and side has its number."""
-    wire_kinds = dict(events_pb2.EventKind.items())
-    assert wire_kinds.pop("EVENT_KIND_UNSPECIFIED") == 0
-    assert wire_kinds == {f"EVENT_KIND_{kind.name}": kind.value for kind in EventKind}
-    assert len(status_pb2.SessionState.items()) == len(SessionState) + 1
-    assert len(agent_pb2.Side.items()) == len(Side) + 1

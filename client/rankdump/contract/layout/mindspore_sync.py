@@ -23,10 +23,13 @@ MANIFEST_FOLDER = ".dump_metadata/manifest"
 ORDER_FOLDER = "execution_order"
 GLOBAL_ORDER_FOLDER = "global_execution_order"
 
-_FOLDER = re.compile(r"rank_(\d+)/([A-Za-z0-9_-]+)/(\d+)/(\d+)/([^/]+)")
+# Plain digits without leading zeros: exactly one text per number, and none too long for int().
+_NUMBER = r"(?:0|[1-9][0-9]{0,19})"
+_FOLDER = re.compile(rf"rank_({_NUMBER})/([A-Za-z0-9_-]+)/({_NUMBER})/({_NUMBER})/([^/]+)")
 _FIELDS = re.compile(
-    r"(?P<op_type>[^./]+)\.(?P<op_name>[^./]+)\.(?P<task>\d+)\.(?P<stream>\d+)\.(?P<stamp>\d+)"
-    r"\.(?P<side>input|output)\.(?P<slot>\d+)\.(?P<format>[^./]+)\.npy(?:\.zst)?"
+    rf"(?P<op_type>[^./]+)\.(?P<op_name>[^./]+)\.(?P<task>{_NUMBER})\.(?P<stream>{_NUMBER})"
+    rf"\.(?P<stamp>{_NUMBER})\.(?P<side>input|output)\.(?P<slot>{_NUMBER})"
+    r"\.(?P<format>[^./]+)\.npy(?:\.zst)?"
 )
 
 

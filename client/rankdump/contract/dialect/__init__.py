@@ -1,0 +1,56 @@
+"""From a configuration file to a plan: reads the file, finds its dialect, hands it to that parser.
+
+The only module here that touches the disk; a new dialect is one parser and one row below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol, cast
+
+from rankdump.contract.dialect import mindspore
+from rankdump.contract.dialect.document import decode
+from rankdump.contract.errors import MISSING, ConfigError
+from rankdump.contract.plan import DumpPlan
+
+
+class Parse(Protocol):
+    """One dialect; pure."""
+
+    def __call__(
+        self, body: Mapping[str, object], *, file: str, environ: Mapping[str, str]
+    ) -> DumpPlan:
+        """Return the plan a document describes; ConfigError names the key at fault."""
+        ...
+
+
+_DIALECTS: dict[str, Parse] = {"common_dump_settings": mindspore.parse}
+"""By the key that no other dialect has."""
+
+_KNOWN = "a MindSpore data_dump.json, which is an object with this section"
+
+
+def load(path: Path, environ: Mapping[str, str]) -> tuple[DumpPlan, bytes]:
+    """Return the plan in a file and the file's bytes; ConfigError when it holds none."""
+    data = _read(path)
+    file = str(path)
+    body = decode(data, file=file)
+    if isinstance(body, dict):
+        for marker, parse in _DIALECTS.items():
+            if marker in body:
+                return parse(cast("dict[str, object]", body), file=file, environ=environ), data
+    raise ConfigError(file, next(iter(_DIALECTS)), MISSING, _KNOWN)
+
+
+def _read(path: Path) -> bytes:
+    # MindSpore looks at nothing but the text after the last dot, and minds its case.
+    if path.suffix != ".json":
+        raise ConfigError(str(path), "", path.name, "a file whose name ends in .json")
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise ConfigError(str(path), "", MISSING, "a file that can be read") from None
+    except (OSError, ValueError) as error:
+        cause = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(str(path), "", cause, "a file that can be read") from None

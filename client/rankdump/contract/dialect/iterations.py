@@ -1,0 +1,44 @@
+"""The grammar of `iteration`: `all`, or numbers and ranges joined by `|`. Pure.
+
+Facts: mindspore-dump.md 1.4. Only the characters are checked; a segment that no iteration can
+match is accepted and left out.
+"""
+
+from __future__ import annotations
+
+import re
+
+from rankdump.contract.plan import Iterations
+
+_CHARACTERS = re.compile(r"[0-9|-]+")
+_SEGMENT = re.compile(r"([0-9]+)(?:-([0-9]+))?")
+_MAX_DIGITS = len(str((1 << 64) - 1))
+
+
+def parse_iterations(text: str) -> Iterations | None:
+    """Return the iterations a text means; None when MindSpore would refuse it."""
+    if text == "all":
+        return Iterations()
+    if not _CHARACTERS.fullmatch(text):
+        return None
+    spans = (_span(segment) for segment in text.split("|"))
+    return Iterations(text, tuple(span for span in spans if span is not None))
+
+
+def _span(segment: str) -> tuple[int, int] | None:
+    found = _SEGMENT.fullmatch(segment)
+    if found is None:
+        return None
+    low = _number(found[1])
+    high = low if found[2] is None else _number(found[2])
+    if low is None or high is None or low > high:
+        return None
+    return low, high
+
+
+def _number(digits: str) -> int | None:
+    significant = digits.lstrip("0") or "0"
+    if len(significant) > _MAX_DIGITS:
+        return None
+    number = int(significant)
+    return number if number < 1 << 64 else None

@@ -1,0 +1,93 @@
+"""The section `rankdump` of a configuration file: how the tree is packed and delivered. Pure.
+
+MindSpore ignores keys it does not know, so one file serves both. Here an unknown key is an error.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from typing import Literal, cast
+
+from rankdump.contract.dialect.section import Section
+from rankdump.contract.plan import Delivery, Output
+
+SECTION = "rankdump"
+MAX_BLOCK_TIMEOUT_S = 86_400
+MAX_BUFFER_BYTES = 1 << 40
+
+_KEYS = (
+    "codec",
+    "on_full",
+    "block_timeout_s",
+    "buffer_bytes",
+    "durability",
+    "strict",
+    "file_mode",
+    "folder_mode",
+)
+_MODE = re.compile(r"0?[0-7]{3}")
+_EMPTY: dict[str, object] = {SECTION: {}}
+
+
+def parse_section(
+    body: Mapping[str, object], *, file: str, root: str, net_name: str
+) -> tuple[Output, Delivery]:
+    """Return output and delivery; a key that is not there keeps the plan's default."""
+    section = Section.of(body if SECTION in body else _EMPTY, SECTION, file=file)
+    _check_keys(section)
+    return _output(section, Output(root, net_name)), _delivery(section, Delivery())
+
+
+def _check_keys(section: Section) -> None:
+    for key in section.values:
+        if key not in _KEYS:
+            nearest = difflib.get_close_matches(key, _KEYS, n=1, cutoff=0.0)[0]
+            raise section.refusal(key, f"{', '.join(_KEYS)}; nearest: {nearest}")
+
+
+def _output(section: Section, default: Output) -> Output:
+    return Output(
+        root=default.root,
+        net_name=default.net_name,
+        codec=section.choice("codec", ("none", "zstd"), default=default.codec),
+        file_mode=_mode(section, "file_mode", must=0o400, default=default.file_mode),
+        folder_mode=_mode(section, "folder_mode", must=0o700, default=default.folder_mode),
+    )
+
+
+def _delivery(section: Section, default: Delivery) -> Delivery:
+    note = '; "statistic" is not done by this version'
+    on_full = section.choice("on_full", ("block", "drop"), default=default.on_full, note=note)
+    durability = section.choice("durability", ("written", "synced"), default=default.durability)
+    return Delivery(
+        on_full=cast("Literal['block', 'drop']", on_full),
+        block_timeout_s=section.number(
+            "block_timeout_s",
+            low=0,
+            high=MAX_BLOCK_TIMEOUT_S,
+            allowed=f"seconds from 0 to {MAX_BLOCK_TIMEOUT_S}",
+            default=default.block_timeout_s,
+        ),
+        buffer_bytes=_buffer_bytes(section, default.buffer_bytes),
+        durability=cast("Literal['written', 'synced']", durability),
+        strict=section.flag("strict", default.strict),
+    )
+
+
+def _buffer_bytes(section: Section, default: int) -> int:
+    value = section.values.get("buffer_bytes", default)
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_BUFFER_BYTES:
+        raise section.refusal("buffer_bytes", f"whole bytes from 1 to {MAX_BUFFER_BYTES}")
+    return value
+
+
+def _mode(section: Section, key: str, *, must: int, default: int) -> int:
+    """Return a file mode; without the bits in `must` the agent would lock itself out."""
+    allowed = f'an octal text as "{default:04o}" that includes {must:04o}'
+    text = section.text(key, allowed, f"{default:04o}")
+    mode = int(text, 8) if _MODE.fullmatch(text) else 0
+    if mode & must != must:
+        raise section.refusal(key, allowed)
+    return mode

@@ -1,0 +1,155 @@
+"""What every layout promises: a path is the key it stands for, and never leaves its rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Protocol
+
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from rankdump.contract.key import Side, TensorKey
+
+NAME_MAX_BYTES = 255
+# Every layout runs the one inherited test; examples hold for each of them.
+inherited = settings(suppress_health_check=[HealthCheck.differing_executors])
+HOSTILE_NAMES = (
+    "",
+    ".",
+    "..",
+    "/",
+    "../../x",
+    "..\\..\\x",
+    "/etc/passwd",
+    "a\0b",
+    "a\nb\r\tc",
+    "\ud800",
+    "a\udfffb",
+    "\u202eabc",
+    "\u2028",
+    "con.input.0",
+    "n" * 5000,
+    "\U0001f600" * 300,
+    ".." * 2500,
+    "a.b.0.0.1.input.0.DefaultFormat.npy",
+)
+
+
+class Place(Protocol):
+    """Where a layout puts a record."""
+
+    @property
+    def folder(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def mapped_from(self) -> str: ...
+    @property
+    def path(self) -> str: ...
+
+
+names = st.one_of(
+    st.sampled_from(HOSTILE_NAMES),
+    st.text(max_size=300),
+    st.text(alphabet="ab./\\_ -\0\ud800", max_size=40),
+    st.text(st.characters(categories=["Cs", "Cc", "Zs", "Lu", "So"]), max_size=40),
+)
+small = st.integers(0, 2**32 - 1)
+keys = st.builds(
+    TensorKey,
+    rank=st.integers(0, 2**24),
+    net_name=st.text("abcXYZ019_-", min_size=1, max_size=40),
+    graph=small,
+    iteration=st.integers(0, 2**64 - 1),
+    timestamp_us=st.integers(0, 2**64 - 1),
+    op_type=names,
+    op_name=names,
+    side=st.sampled_from(Side),
+    slot=small,
+    task=small,
+    stream=small,
+)
+EXAMPLE = TensorKey(0, "Net", 0, 0, 1, "T", "a/b", Side.INPUT, 0)
+
+
+class LayoutLaws:
+    """Derive, and set the two functions of the layout under test."""
+
+    place_of: Callable[[TensorKey, str], Place]
+    key_of: Callable[[str], TensorKey | None]
+    suffixes: tuple[str, ...] = ("", ".zst")
+
+    def readable_path(self, place: Place) -> str:
+        """Return the path that key_of can read: a mapped name stands in for the one on disk."""
+        return f"{place.folder}/{place.mapped_from or place.name}"
+
+    @inherited
+    @given(key=keys)
+    @example(key=EXAMPLE)
+    def test_inverse(self, key: TensorKey):
+        """The key of a path is the sanitised key, and its path is the same path again."""
+        for suffix in self.suffixes:
+            place = type(self).place_of(key, suffix)
+            back = type(self).key_of(self.readable_path(place))
+            assert back is not None
+            assert back == key.sanitised()
+            assert type(self).place_of(back, suffix) == place
+
+    @inherited
+    @given(key=keys)
+    def test_sanitised_once_is_enough(self, key: TensorKey):
+        """Sanitising again changes nothing."""
+        assert key.sanitised().sanitised() == key.sanitised()
+
+    @inherited
+    @given(key=keys)
+    def test_stays_in_its_rank(self, key: TensorKey):
+        """No name leaves the rank's folder, and every component can stand on a disk."""
+        for suffix in self.suffixes:
+            path = type(self).place_of(key, suffix).path
+            parts = path.split("/")
+            assert parts[0] == f"rank_{key.rank}"
+            for part in parts:
+                assert part not in ("", ".", "..")
+                assert 1 <= len(part.encode()) <= NAME_MAX_BYTES
+                assert part.isprintable()
+                assert "\\" not in part
+
+    @inherited
+    @given(key=keys, other=keys)
+    def test_distinct_keys_have_distinct_paths(self, key: TensorKey, other: TensorKey):
+        """Two keys share a path only when they are sanitised to the same key."""
+        same = type(self).place_of(key, "").path == type(self).place_of(other, "").path
+        assert same == (key.sanitised() == other.sanitised())
+
+    @inherited
+    @given(key=keys, data=st.data())
+    def test_every_field_tells_paths_apart(self, key: TensorKey, data: st.DataObject):
+        """A change of any one field that survives sanitising changes the path."""
+        field = data.draw(st.sampled_from(sorted(set(TensorKey.__slots__) - {"tensor_format"})))
+        other = replace(key, **{field: getattr(data.draw(keys), field)})
+        same = type(self).place_of(key, "").path == type(self).place_of(other, "").path
+        assert same == (key.sanitised() == other.sanitised())
+
+    @inherited
+    @given(key=keys, name=names)
+    def test_rejects_foreign_paths(self, key: TensorKey, name: str):
+        """A path that differs from the tree's own form stands for no key."""
+        path = self.readable_path(type(self).place_of(key, ""))
+        foreign = (
+            f"/{path}",
+            f"./{path}",
+            f"../{path}",
+            f"{path}/",
+            f"{path}\n",
+            f"{path}.tmp",
+            f"{path}/{name}",
+            path.replace("/", "//", 1),
+            path.replace("rank_", "rank-", 1),
+            path.removesuffix(".npy"),
+            path[: path.rindex("/")],
+            name,
+        )
+        for text in foreign:
+            assert type(self).key_of(text) is None

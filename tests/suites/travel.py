@@ -1,0 +1,30 @@
+"""What can travel in a message, and the trip itself."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from rankdump.contract.events import Event, EventColumns, EventKind
+
+uint32 = st.integers(0, 2**32 - 1)
+uint64 = st.integers(0, 2**64 - 1)
+sint64 = st.integers(-(2**63), 2**63 - 1)
+blobs = st.binary(max_size=20)
+# protobuf strings are UTF-8: unpaired surrogates cannot travel in them.
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
+counts = st.dictionaries(texts, uint64, max_size=3)
+
+
+def sent(message, kind):
+    """Return the message as the other side parses it."""
+    return kind.FromString(message.SerializeToString())
+
+
+def same_columns(left: EventColumns, right: EventColumns) -> bool:
+    """Compare two batches by what they say."""
+    return (left.names, left.groups, left.events()) == (right.names, right.groups, right.events())
+
+
+ONE = EventColumns.of([Event(0, 0, 0, 0, "a", EventKind.OPERATOR, 0, 0)])
+"""The smallest batch."""

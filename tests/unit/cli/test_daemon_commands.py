@@ -1,0 +1,157 @@
+"""What the commands ask a daemon, against servicers that answer from a table."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import pytest
+
+from rankdump.cli.ask import drain, serving
+from rankdump.cli.commands import answer
+from rankdump.contract.events import EventKind
+from rankdump.contract.status import (
+    IterationStatus,
+    Load,
+    OrderEntry,
+    SessionState,
+    SessionStatus,
+    StatusView,
+)
+from rankdump.wire.v1 import agent_pb2, agent_pb2_grpc, coordinator_pb2, coordinator_pb2_grpc
+from rankdump.wire.views import entry_to_wire, view_to_wire
+
+VIEW = StatusView(
+    sessions=(SessionStatus("job", "s", 3, 4, 1, "host", 77, SessionState.LOST),),
+    iterations=(IterationStatus("job", "s", 3, 0, True, 5, 3, 1, 0, {"disk_low": 1}, 4096, 1024),),
+    load=Load(2, 2048, 1 << 30, 1 << 31),
+    roots=("/data/tree",),
+    findings=("something odd",),
+)
+OPERATORS = [
+    OrderEntry(
+        position=n,
+        graph=0,
+        iteration=n // 4,
+        ranks=(n % 4,),
+        name=f"Default/Op-op{n}",
+        kind=EventKind.OPERATOR,
+        start_us=n * 10,
+        end_us=n * 10 + 5,
+    )
+    for n in range(100)
+]
+ALL_REDUCE = OrderEntry(
+    position=100,
+    graph=0,
+    iteration=25,
+    ranks=(0, 1, 2),
+    name="Default/AllReduce",
+    kind=EventKind.ALL_REDUCE,
+    group="world",
+    start_us=1000,
+    end_us=2500,
+    missing=(3,),
+)
+ENTRIES = (*OPERATORS, ALL_REDUCE)
+
+
+class Agent(agent_pb2_grpc.AgentServiceServicer):
+    def OpenSession(self, request, context):  # noqa: N802 - the name is the service's
+        raise NotImplementedError
+
+    def Push(self, request_iterator, context):  # noqa: N802 - the name is the service's
+        raise NotImplementedError
+
+    def AgentStatus(self, request, context):  # noqa: N802 - the name is the service's
+        return agent_pb2.AgentStatusResponse(view=view_to_wire(VIEW))
+
+    def Control(self, request, context):  # noqa: N802 - the name is the service's
+        if request.drain.timeout_ms >= 1000:
+            return agent_pb2.ControlResponse(drained=True)
+        return agent_pb2.ControlResponse(drained=False, queued_records=7)
+
+
+class Coordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
+    def Report(self, request_iterator, context):  # noqa: N802 - the name is the service's
+        raise NotImplementedError
+
+    def CoordinatorStatus(self, request, context):  # noqa: N802 - the name is the service's
+        raise NotImplementedError
+
+    def Hints(self, request, context):  # noqa: N802 - the name is the service's
+        raise NotImplementedError
+
+    def Order(self, request, context):  # noqa: N802 - the name is the service's
+        for at in range(0, len(ENTRIES), 30):
+            page = ENTRIES[at : at + 30]
+            yield coordinator_pb2.OrderResponse(entries=map(entry_to_wire, page))
+        yield coordinator_pb2.OrderResponse(findings=["rank 3 never arrived"])
+
+
+@pytest.fixture
+def address(socket_folder):
+    """A server on a Unix socket that answers as agent and as coordinator."""
+    server = grpc.server(ThreadPoolExecutor(2))
+    agent_pb2_grpc.add_AgentServiceServicer_to_server(Agent(), server)
+    coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(Coordinator(), server)
+    where = f"unix:{socket_folder}/a.sock"
+    server.add_insecure_port(where)
+    server.start()
+    yield where
+    server.stop(None).wait()
+
+
+def test_status_shows_what_the_agent_knows(address, capsys, monkeypatch):
+    """The environment names the agent; table, losses, findings, load and tree are shown."""
+    monkeypatch.setenv("RANKDUMP_AGENT", address)
+    assert answer(["status"]) == 0
+    out = capsys.readouterr().out
+    row = "3 lost 1/1 5 3 1 0 1 4.00 KiB 1.00 KiB 4.00x"
+    assert " ".join(out.splitlines()[1].split()) == row
+    for words in ("1 tensor dropped: disk_low 1", "something odd", "2 tensors", "/data/tree"):
+        assert words in out
+
+
+def test_status_json_is_the_view(address, capsys):
+    """Scripts get the fields of the contract, every drop by its reason."""
+    assert answer(["status", "--agent", address, "--json"]) == 0
+    body = json.loads(capsys.readouterr().out)
+    assert body["iterations"][0]["dropped"] == {"disk_low": 1}
+    assert body["sessions"][0]["state"] == "lost"
+
+
+def test_order_asks_the_coordinator(address, capsys, monkeypatch):
+    """Pages are joined, long listings cut with a word about it, members missing are named."""
+    monkeypatch.setenv("RANKDUMP_COORDINATOR", address)
+    assert answer(["order"]) == 0
+    out = capsys.readouterr().out
+    assert "... 61 more lines" in out
+    assert "rank 3 never arrived" in out
+    assert answer(["order", "--iteration", "25"]) == 0
+    line = capsys.readouterr().out.splitlines()[1]
+    assert line.split() == [
+        *("100", "25", "0-2", "(missing", "3)", "all_reduce", "Default/AllReduce", "0.000", "1.500")
+    ]
+
+
+def test_order_json_and_findings(address, capsys):
+    """Scripts get every line; --findings leaves the lines out."""
+    assert answer(["order", "--agent", address, "--json"]) == 0
+    body = json.loads(capsys.readouterr().out)
+    assert [entry["position"] for entry in body["entries"]] == list(range(101))
+    assert body["entries"][-1]["kind"] == "all_reduce"
+    assert answer(["order", "--agent", address, "--findings"]) == 0
+    assert capsys.readouterr().out.strip() == "rank 3 never arrived"
+
+
+def test_drain_says_what_is_left(address):
+    """Zero only when everything is in the tree."""
+    assert drain(address, timeout_s=2) == 0
+    assert drain(address, timeout_s=0.5) == 7
+
+
+def test_a_server_without_health_does_not_serve(address):
+    """Only the health service's word counts."""
+    assert not serving(address)

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rankdump.cli.ranks import status_table, summary_table
+from rankdump.cli.tally import sentences, tallies, totals
+from rankdump.contract.status import (
+    IterationStatus,
+    SessionState,
+    SessionStatus,
+    StatusView,
+)
+
+
+def session(rank, **fields):
+    whole = SessionStatus("job", f"s{rank}", rank, 4, rank, "h", 1, SessionState.CLOSED)
+    return replace(whole, **fields)
+
+
+def iteration(rank, number, **fields):
+    whole = IterationStatus("job", f"s{rank}", rank, number, True, 10, 10, bytes_in=100)
+    return replace(whole, bytes_stored=50, **fields)
+
+
+VIEW = StatusView(
+    sessions=(
+        session(0, iterations_seen=5),
+        session(1, iterations_seen=5, excluded="support_device [0] excludes this rank's device 1"),
+        session(2, iterations_seen=5, excluded="support_device [0] excludes this rank's device 1"),
+        session(3, state=SessionState.LOST, notes=("no operator matched 'Foo'",)),
+    ),
+    iterations=(
+        iteration(0, 0),
+        iteration(0, 1, stored=7, dropped={"disk_low": 3}),
+        iteration(3, 0, stored=4),
+        iteration(3, 1, complete=False, expected=0, stored=2),
+    ),
+    findings=("group world: rank 3 never arrived at AllReduce 7",),
+)
+
+
+def test_ranks_are_summed_over_iterations():
+    """A rank's tally adds up its iterations; seen counts what the plan left out too."""
+    by_rank = {tally.rank: tally for tally in tallies(VIEW)}
+    assert sorted(by_rank) == [0, 1, 2, 3]
+    assert (by_rank[0].complete, by_rank[0].seen) == (2, 5)
+    sums = totals(by_rank[0].iterations)
+    assert (sums.expected, sums.kept, sums.dropped) == (20, 17, 3)
+    assert (sums.bytes_in, sums.bytes_stored) == (200, 100)
+    assert by_rank[0].dropped == {"disk_low": 3}
+
+
+def test_every_reason_is_said_once():
+    """Equal reasons share one sentence, and no loss is without one."""
+    assert sentences(VIEW) == (
+        "rank 0: 3 tensors dropped: disk_low 3",
+        "ranks 1-2: nothing dumped: support_device [0] excludes this rank's device 1",
+        "rank 3: no operator matched 'Foo'",
+        "rank 3: its stream ended without a goodbye; what it had sent is kept",
+        "rank 3: iteration 1 is not complete",
+        "rank 3: iteration 0: not every expected tensor is accounted for",
+        "group world: rank 3 never arrived at AllReduce 7",
+    )
+
+
+def test_an_open_session_is_not_blamed():
+    """What a running rank is in the middle of is not called incomplete."""
+    view = StatusView((session(0, state=SessionState.OPEN),), (iteration(0, 0, complete=False),))
+    assert sentences(view) == ()
+
+
+def test_tables_fit_a_hundred_columns():
+    """Numbers of a large job still stand in one line each, with their sum below."""
+    large = StatusView(
+        tuple(session(rank, iterations_seen=100) for rank in range(100)),
+        tuple(
+            iteration(rank, 0, expected=9_999, stored=8_999, linked=1_000, bytes_in=1 << 40)
+            for rank in range(100)
+        ),
+    )
+    for lines in (status_table(large, width=100), summary_table(large, width=100)):
+        assert all(len(line) <= 100 for line in lines)
+        assert len(lines) == 1 + 64 + 1 + 1
+        assert lines[-1].split()[0] == "all"
+        assert "100/10000" in lines[-1]
+
+
+def test_jobs_stand_apart():
+    """An agent that serves two jobs shows them one after the other."""
+    view = StatusView((session(0), session(0, job_id="other")))
+    lines = status_table(view, width=100)
+    assert "job job" in lines
+    assert "job other" in lines

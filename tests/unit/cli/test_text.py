@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+from rankdump.cli.table import Column, numbers, table
+from rankdump.cli.text import counted, paragraph, ratio, reasons, shape, shortened, size
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.00 KiB"),
+        (1536 << 10, "1.50 MiB"),
+        (100 << 30, "100.0 GiB"),
+        (1 << 62, "4096.0 PiB"),
+    ],
+)
+def test_size(count, text):
+    """Sizes stand in the largest unit that leaves a number over one."""
+    assert size(count) == text
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda: ratio(10, 4), "2.50x"),
+        (lambda: ratio(10, 0), "-"),
+        (lambda: shape((2, 3)), "(2,3)"),
+        (lambda: shape(()), "()"),
+        (lambda: counted(1, "tensor"), "1 tensor"),
+        (lambda: counted(2000, "tensor"), "2,000 tensors"),
+        (lambda: reasons({"b": 1, "a": 1, "c": 5, "none": 0}), "c 5, a 1, b 1"),
+    ],
+)
+def test_small_words(call, text):
+    """Each says one thing shortly."""
+    assert call() == text
+
+
+@given(st.text(max_size=80), st.integers(5, 60))
+def test_shortened_fits_and_keeps_both_ends(text, width):
+    """A shortened text is never wider than asked, and a text that fits is untouched."""
+    short = shortened(text, width)
+    assert cell_len(short) <= width
+    if cell_len(text) <= width:
+        assert short == text
+    elif text.isascii() and text.isprintable():
+        head, _, tail = short.partition("...")
+        assert text.startswith(head)
+        assert text.endswith(tail)
+        assert len(tail) >= len(head)
+
+
+@given(st.text("abc -/", max_size=200), st.integers(20, 60))
+def test_paragraphs_keep_every_word_whole(text, width):
+    """Folding moves words to other lines and never breaks one."""
+    assert " ".join(paragraph(text, width)).split() == text.split()
+    assert paragraph(text, None) == [text]
+
+
+def test_only_flexible_columns_give_way():
+    """A wide row is cut where it may be; numbers are never shortened."""
+    columns = (Column("name", flexible=True), *numbers("count"))
+    lines = table(columns, [["x" * 200, "1234567"], ["y", "8"]], width=40)
+    assert [len(line) for line in lines] == [40, 40, 40]
+    assert "..." in lines[1]
+    assert lines[1].endswith("1234567")
+    assert lines[2].startswith("y ")
+
+
+def test_a_table_without_flexible_columns_stays_whole():
+    """Where nothing may give way the line grows rather than lies."""
+    (_, line) = table(numbers("a", "b"), [["1" * 30, "2" * 30]], width=20)
+    assert line == "1" * 30 + " " + "2" * 30

@@ -1,0 +1,225 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from rankdump.cli.commands import answer
+from rankdump.cli.listing import described, overview
+from rankdump.contract.key import Side
+from rankdump.reader import walk
+
+VALUES = np.array([[1.0, -2.0, 0.0], [np.inf, 3.0, np.nan]], np.float32)
+
+
+def told(capsys, *arguments):
+    """Return exit code, standard output and standard error of one command line."""
+    code = answer([str(argument) for argument in arguments])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+@pytest.fixture
+def grown(tree):
+    """Two ranks, two iterations, two operators each."""
+    for rank in (0, 1):
+        for iteration in (0, 1):
+            for number in (0, 1):
+                name = f"Default/network-Net/layers-ModuleList/fc{number}-Linear/Linear-op{number}"
+                tree.tensor(rank, iteration, name, VALUES, side=Side.INPUT, slot=number)
+                tree.tensor(rank, iteration, name, VALUES, dtype="bfloat16")
+            tree.complete(rank, iteration)
+    return tree
+
+
+def test_ls_opens_with_an_overview(grown, capsys):
+    """Without a filter: one line per rank and iteration, the first tensors, and the total."""
+    code, out, _ = told(capsys, "ls", grown.root)
+    lines = out.splitlines()
+    assert code == 0
+    assert [line.split()[:2] for line in lines[1:5]] == [
+        ["0", "0"],
+        ["0", "1"],
+        ["1", "0"],
+        ["1", "1"],
+    ]
+    assert all(line.endswith("complete") for line in lines[1:5])
+    assert "first 10 tensors:" in lines
+    assert any(line.startswith("... 6 more tensors") for line in lines)
+    assert lines[-1].startswith(f"{grown.root}: 16 tensors of 2 ranks in 2 iterations, ")
+
+
+@pytest.mark.parametrize(
+    ("options", "count"),
+    [
+        (["--rank", "1"], 8),
+        (["--rank", "7"], 0),
+        (["--iteration", "1"], 8),
+        (["--iteration", "0|1-3"], 16),
+        (["--op", "*fc1*"], 8),
+        (["--op", "Default/network-Net/layers-ModuleList/fc0-Linear/Linear-op0"], 8),
+        (["--op", "Linear"], 16),
+        (["--side", "input", "--rank", "0", "--iteration", "0"], 2),
+    ],
+)
+def test_ls_filters(grown, capsys, options, count):
+    """Every filter narrows, and they narrow together."""
+    code, out, _ = told(capsys, "ls", grown.root, "--json", *options)
+    body = json.loads(out)
+    assert code == 0
+    assert len(body["tensors"]) == body["tensor_count"] == count
+    code, out, _ = told(capsys, "ls", grown.root, *options)
+    assert f": {count} tensors of" in out
+
+
+def test_ls_json_says_everything_of_a_tensor(grown, capsys):
+    """A script gets raw names, the original type, and the path to open."""
+    _, out, _ = told(capsys, "ls", grown.root, "--json", "--side", "output", "--limit", "1")
+    (tensor,) = json.loads(out)["tensors"]
+    assert tensor["op_name"] == "Default/network-Net/layers-ModuleList/fc0-Linear/Linear-op0"
+    assert (tensor["dtype"], tensor["shape"], tensor["codec"]) == ("bfloat16", [2, 3], "zstd")
+    assert (grown.root / tensor["path"]).is_file()
+
+
+def test_ls_names_are_whole_below_their_common_scope(grown, capsys):
+    """What all names share is said once, so that the rest fits the line."""
+    _, out, _ = told(capsys, "ls", grown.root, "--rank", "0", "--iteration", "0")
+    assert "names below Default/network-Net/layers-ModuleList/" in out
+    assert "fc1-Linear/Linear-op1" in out
+    assert all(len(line) <= 100 for line in out.splitlines()[:-2])
+
+
+def test_ls_names_what_is_missing(grown, capsys):
+    """Missing ranks and unfinished iterations are named; they are no damage."""
+    grown.tensor(0, 2, "Default/x-X/X-op0", VALUES)
+    grown.complete(1, 1, world_size=4)
+    code, out, _ = told(capsys, "ls", grown.root)
+    assert code == 0
+    assert "rank 2-3: no folder, of a world of 4" in out
+    assert "rank 0: iteration 2 has tensors but no manifest" in out
+    assert "incomplete" in out
+
+
+def test_ls_finds_damage_and_goes_on(grown, capsys):
+    """A tensor that no manifest describes is opened; when it is damaged the code says so."""
+    path = grown.tensor(0, 3, "Default/x-X/X-op0", VALUES)
+    path.write_bytes(b"\x28\xb5\x2f\xfd broken")
+    code, out, _ = told(capsys, "ls", grown.root, "--iteration", "3")
+    assert code == 1
+    assert "damaged" in out
+    assert f"{path}: zstd frame cannot be read" in out
+
+
+def test_a_folder_without_ranks_is_wrong(tmp_path, capsys):
+    """An empty answer says why it is empty."""
+    code, out, _ = told(capsys, "ls", tmp_path)
+    assert code == 1
+    assert "no rank folder here" in out
+
+
+def test_many_iterations_are_one_line_per_rank(tree):
+    """Ten thousand tensors do not become ten thousand lines."""
+    for rank in range(3):
+        for iteration in range(20):
+            tree.tensor(rank, iteration, "Default/a-A/A-op0", VALUES)
+            if (rank, iteration) != (2, 19):
+                tree.complete(rank, iteration, world_size=3)
+    lines = overview(walk(tree.root), width=100)
+    assert [line.split()[1] for line in lines[1:]] == ["0-19", "0-19", "0-19"]
+    assert lines[-1].endswith("incomplete: 19")
+    assert len(described(walk(tree.root).entries)) == 60
+
+
+def test_show_tells_shape_types_and_figures(grown, capsys):
+    """Both types, every figure and the first values of one tensor."""
+    path = next(e for e in walk(grown.root).entries if e.key.side is Side.OUTPUT).path
+    code, out, _ = told(capsys, "show", path)
+    said = dict(line.split(":", 1) for line in out.splitlines())
+    facts = {name: value.strip() for name, value in said.items()}
+    assert code == 0
+    assert facts["shape"] == "(2,3)"
+    assert (facts["dtype"], facts["stored dtype"]) == ("bfloat16", "float32")
+    assert (facts["nans"], facts["infinities"], facts["zeros"]) == ("1", "1", "1")
+    assert facts["rank"] == "0"
+    assert facts["first values"] == "1.0, -2.0, 0.0, inf, 3.0, nan"
+
+
+def test_show_json_is_json(grown, capsys):
+    """NaN and infinity are words in JSON, not broken numbers."""
+    path = walk(grown.root).entries[0].path
+    _, out, _ = told(capsys, "show", path, "--json")
+    body = json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    assert body["statistics"]["maximum"] == "nan"
+    assert body["first_values"] == [1.0, -2.0, 0.0, "inf", 3.0, "nan"]
+
+
+def test_show_reads_files_outside_a_tree(tmp_path, capsys):
+    """Any npy file will do."""
+    np.save(tmp_path / "own.npy", np.arange(4))
+    code, out, _ = told(capsys, "show", tmp_path / "own.npy")
+    assert code == 0
+    assert "first values: 0, 1, 2, 3" in out
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [("a.npy", b"junk"), ("a.npy.zst", b"junk"), ("a.npy", b""), ("a.txt", b"text")],
+)
+def test_show_says_damage_in_one_line(tmp_path, capsys, name, data):
+    """A damaged file is exit code 1 and one line, never a traceback."""
+    (tmp_path / name).write_bytes(data)
+    code, out, err = told(capsys, "show", tmp_path / name)
+    assert (code, out, err.count("\n")) == (1, "", 1)
+    assert name in err
+
+
+def test_status_of_a_tree_needs_no_daemon(grown, capsys):
+    """The manifests alone give the balance of every rank."""
+    code, out, _ = told(capsys, "status", grown.root)
+    assert code == 0
+    rows = [line.split() for line in out.splitlines()]
+    assert rows[1][:4] == ["0", "closed", "2/2", "8"]
+    assert rows[3][:3] == ["all", "4/4", "16"]
+    code, out, _ = told(capsys, "status", grown.root, "--json")
+    body = json.loads(out)
+    assert [session["state"] for session in body["sessions"]] == ["closed", "closed"]
+    assert sum(i["stored"] for i in body["iterations"]) == 16
+
+
+def test_status_of_an_unbalanced_tree_is_wrong(grown, capsys):
+    """A tensor that nobody accounts for is exit code 1, and said."""
+    grown.complete(0, 0, expected=99)
+    code, out, _ = told(capsys, "status", grown.root)
+    assert code == 1
+    assert "not every expected tensor is accounted for" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nonsense"], "No such command"),
+        (["ls", "/nowhere/at/all"], "does not exist"),
+        (["ls", ".", "--iteration", "0,2"], 'allowed: "all"'),
+        (["ls", ".", "--side", "left"], "input"),
+        (["show"], "Missing argument"),
+        (["status", "--json", "--watch"], "do not go together"),
+        (["status", ".", "--agent", "unix:x"], "do not go together"),
+        (["run"], "Missing argument"),
+        (["run", "--", "true"], "no configuration"),
+        (["run", "--config", "/nowhere.json", "--", "true"], "/nowhere.json"),
+    ],
+)
+def test_bad_usage_is_one_line_and_code_two(capsys, arguments, words):
+    """Whoever mistypes reads one line that says what is allowed."""
+    code, out, err = told(capsys, *arguments)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert words in err
+
+
+def test_nobody_there_is_code_three(tmp_path, capsys):
+    """No daemon is told apart from wrong input."""
+    for command in ("status", "order"):
+        code, _, err = told(capsys, command, "--agent", f"unix:{tmp_path}/none.sock")
+        assert (code, err.count("\n")) == (3, 1)
+        assert "none.sock" in err

@@ -1,0 +1,75 @@
+"""Element types: sizes, and widened values exactly as another library computes them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from rankdump.contract.dtypes import ELEMENT_TYPES, as_stored, element_type
+from rankdump.contract.errors import UnsupportedError
+
+FLOAT8 = [
+    "float8_e5m2",
+    "float8_e4m3fn",
+    "float8_e5m2fnuz",
+    "float8_e4m3fnuz",
+    "float8_e8m0fnu",
+]
+
+
+def widened(name: str, raw: np.ndarray) -> np.ndarray:
+    return np.frombuffer(as_stored(name, raw.view(np.uint8).data), "<f4")
+
+
+def by_torch(name: str, raw: np.ndarray) -> np.ndarray:
+    tensor = torch.frombuffer(bytearray(raw.tobytes()), dtype=getattr(torch, name))
+    return tensor.to(torch.float32).numpy()
+
+
+@pytest.mark.parametrize("name", FLOAT8)
+def test_every_float8_value(name: str):
+    """All 256 values are torch's, signs of zero included."""
+    raw = np.arange(256, dtype=np.uint8)
+    ours, theirs = widened(name, raw), by_torch(name, raw)
+    assert np.array_equal(ours, theirs, equal_nan=True)
+    numbers = ~np.isnan(ours)
+    assert np.array_equal(np.signbit(ours)[numbers], np.signbit(theirs)[numbers])
+
+
+def test_every_bfloat16_value():
+    """All 65,536 values are torch's, bit for bit."""
+    raw = np.arange(1 << 16, dtype="<u2")
+    ours, theirs = widened("bfloat16", raw), by_torch("bfloat16", raw)
+    assert ours.tobytes() == theirs.tobytes()
+
+
+def test_other_types_are_not_copied():
+    """Where file and framework agree the view itself is handed on."""
+    view = memoryview(bytes(8))
+    for name, kind in ELEMENT_TYPES.items():
+        assert (as_stored(name, view) is view) is not kind.widened
+
+
+@pytest.mark.parametrize("name", sorted(ELEMENT_TYPES))
+def test_sizes(name: str):
+    """Sizes are torch's, and a type that is not widened has the same size on disk."""
+    kind = element_type(name)
+    assert kind.item_bytes == torch.empty(0, dtype=getattr(torch, name)).element_size()
+    assert np.dtype(kind.descr).itemsize == (4 if kind.widened else kind.item_bytes)
+    assert as_stored(name, memoryview(b"")).nbytes == 0
+
+
+def test_odd_element_counts():
+    """The stored bytes are those of exactly the elements given."""
+    for name in ("bfloat16", "float8_e4m3fn"):
+        size = ELEMENT_TYPES[name].item_bytes
+        stored = as_stored(name, memoryview(bytes(3 * size)))
+        assert (stored.nbytes, stored.format, stored.ndim) == (12, "B", 1)
+
+
+@pytest.mark.parametrize("name", ["", "int4", "object", "Float32", "complex32", "float128"])
+def test_unknown_types(name: str):
+    """A type that no file can hold is named in the refusal."""
+    with pytest.raises(UnsupportedError, match=repr(name)):
+        element_type(name)

@@ -1,0 +1,73 @@
+"""The error tree: one fork, and messages that name what is at fault."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+
+import pytest
+
+from rankdump.contract import errors
+from rankdump.contract.errors import (
+    MISSING,
+    ConfigError,
+    PermanentError,
+    RankdumpError,
+    RetryableError,
+)
+
+CLASSES = [
+    kind
+    for _, kind in inspect.getmembers(errors, inspect.isclass)
+    if issubclass(kind, BaseException) and kind is not RankdumpError
+]
+
+
+def test_the_tree_is_not_empty():
+    """The table below covers every class of the module."""
+    assert len(CLASSES) == 9
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_one_fork(kind: type[BaseException]):
+    """Every error is either permanent or retryable, never both."""
+    assert issubclass(kind, RankdumpError)
+    assert issubclass(kind, PermanentError) is not issubclass(kind, RetryableError)
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_in_the_docstring(kind: type[BaseException]):
+    """The tree drawn in the module's docstring names every class."""
+    assert errors.__doc__ is not None
+    assert kind.__name__ in errors.__doc__
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (
+            ConfigError("a.json", "input_output", 7, "0, 1 or 2"),
+            "a.json: input_output: 7 is not allowed; allowed: 0, 1 or 2",
+        ),
+        (
+            ConfigError("a.json", "path", "x\ny", "a folder"),
+            r"a.json: path: 'x\ny' is not allowed; allowed: a folder",
+        ),
+        (
+            ConfigError("a.json", "path", MISSING, "a folder"),
+            "a.json: path: missing; allowed: a folder",
+        ),
+        (ConfigError("a.json", "", None, "JSON"), "a.json: None is not allowed; allowed: JSON"),
+    ],
+)
+def test_config_error(error: ConfigError, line: str):
+    """One line with file, key, value and what is allowed."""
+    assert str(error) == line
+
+
+def test_config_error_survives_a_process():
+    """An error raised in a worker arrives whole."""
+    error = ConfigError("a.json", "key", 7, "0")
+    back = pickle.loads(pickle.dumps(error))
+    assert str(back) == str(error)
+    assert (back.file, back.key, back.value, back.allowed) == ("a.json", "key", 7, "0")

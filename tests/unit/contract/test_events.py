@@ -1,0 +1,72 @@
+"""Events in columns: gathering and reading back lose nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankdump.contract.events import COLUMN_TYPES, Event, EventColumns, EventKind, ProcessGroup
+
+uint32 = st.integers(0, 2**32 - 1)
+uint64 = st.integers(0, 2**64 - 1)
+times = st.integers(-(2**63), 2**63 - 1)
+words = st.sampled_from(["", "Default/a-op0", "conv1.weight", "\u4e2d", "hccl_world_group"])
+events = st.builds(
+    Event,
+    graph=uint32,
+    iteration=uint64,
+    position=uint64,
+    end_position=uint64,
+    name=words,
+    kind=st.sampled_from(EventKind),
+    start_us=times,
+    end_us=times,
+    stream=uint32,
+    group=words,
+    sequence=uint64,
+    element_count=uint64,
+    dtype=words,
+    peer=st.integers(-1, 2**31 - 1),
+)
+
+
+@given(batch=st.lists(events, max_size=20))
+def test_round_trip(batch: list[Event]):
+    """The events come back in order, equal to the last field."""
+    groups = (ProcessGroup("world", (0, 1)),)
+    columns = EventColumns.of(batch, groups)
+    assert len(columns) == len(batch)
+    assert columns.events() == batch
+    assert columns.groups == groups
+
+
+@given(batch=st.lists(events, max_size=20))
+def test_every_column(batch: list[Event]):
+    """All columns are there, of one length and of their own type; texts appear once."""
+    columns = EventColumns.of(batch)
+    assert list(columns.columns) == list(COLUMN_TYPES)
+    for field, code in COLUMN_TYPES.items():
+        assert columns.columns[field].dtype == code
+        assert len(columns.columns[field]) == len(batch)
+    assert columns.names[0] == ""
+    assert len(set(columns.names)) == len(columns.names)
+
+
+def test_number_out_of_range():
+    """A number that its column cannot hold is an error, never another number."""
+    good = Event(0, 0, 0, 0, "a", EventKind.OPERATOR, 0, 0)
+    for field, value in (("graph", -1), ("graph", 2**32), ("position", 2**64), ("peer", 2**31)):
+        fields: dict[str, Any] = {name: getattr(good, name) for name in Event.__slots__} | {
+            field: value
+        }
+        with pytest.raises(OverflowError):
+            EventColumns.of([Event(**fields)])
+
+
+def test_which_kinds_are_collective():
+    """Every member takes part in all of them but operators and messages."""
+    single = {EventKind.OPERATOR, EventKind.SEND, EventKind.RECV}
+    assert {kind for kind in EventKind if not kind.collective} == single

@@ -1,0 +1,121 @@
+"""Where records stand in a tree: the laws of every layout, and MindSpore's own examples."""
+
+from __future__ import annotations
+
+import pytest
+from suites.layout_laws import HOSTILE_NAMES, LayoutLaws
+
+from rankdump.contract.key import Side, TensorKey, sanitised
+from rankdump.contract.layout import mindspore_sync
+
+
+class TestMindsporeSync(LayoutLaws):
+    place_of = mindspore_sync.place_of
+    key_of = mindspore_sync.key_of
+
+
+KEY = TensorKey(
+    rank=3,
+    net_name="LeNet",
+    graph=0,
+    iteration=2,
+    timestamp_us=1795221576504376,
+    op_type="Conv2D",
+    op_name="Default/network-WithLossCell/_backbone-LeNet/conv1-Conv2d/Conv2D-op0",
+    side=Side.INPUT,
+    slot=1,
+)
+PATH = (
+    "rank_3/LeNet/0/2/Conv2D.Default_network-WithLossCell__backbone-LeNet_conv1-Conv2d_Conv2D-op0"
+    ".0.0.1795221576504376.input.1.DefaultFormat.npy"
+)
+
+
+def test_mindspore_name():
+    """A record's path is the one MindSpore 2.3 would write."""
+    assert mindspore_sync.place_of(KEY, "").path == PATH
+    assert mindspore_sync.place_of(KEY, ".zst").path == PATH + ".zst"
+    assert mindspore_sync.key_of(PATH) == KEY.sanitised()
+
+
+@pytest.mark.parametrize(
+    ("raw", "clean"),
+    [
+        ("a/b", "a_b"),
+        ("a//_b", "a___b"),
+        ("conv1.weight", "conv1_weight"),
+        ("a\\b c", "a_b_c"),
+        ("\0\n\ud800", "___"),
+        ("\u00e9\u4e2d", "\u00e9\u4e2d"),
+        ("", ""),
+    ],
+)
+def test_sanitised(raw: str, clean: str):
+    """Each character that could trip a path becomes one underscore."""
+    assert sanitised(raw) == clean
+
+
+def test_long_names_map_to_numbers():
+    """A name over 255 bytes is a number on disk, the same one each time, and remembered."""
+    long = TensorKey(0, "Net", 0, 0, 1, "T", "x" * 300, Side.OUTPUT, 0)
+    place = mindspore_sync.place_of(long, ".zst")
+    number, dot, rest = place.name.partition(".")
+    assert number.isdecimal()
+    assert dot + rest == ".npy.zst"
+    assert place.mapped_from == f"T.{'x' * 300}.0.0.1.output.0.DefaultFormat.npy.zst"
+    assert place == mindspore_sync.place_of(long, ".zst")
+    assert mindspore_sync.key_of(place.path) is None
+
+
+def test_the_limit_is_in_bytes():
+    """Exactly 255 bytes still stand under their own name; one more does not."""
+    for letter in ("x", "\u00e9"):
+        frame = TensorKey(0, "Net", 0, 0, 1, "T", "_", Side.OUTPUT, 0)
+        spare = 255 - len(mindspore_sync.place_of(frame, "").name) + 1
+        width = len(letter.encode())
+        fits = letter * (spare // width) + "y" * (spare % width)
+        for name, mapped in ((fits, False), (fits + "y", True)):
+            key = TensorKey(0, "Net", 0, 0, 1, "T", name, Side.OUTPUT, 0)
+            assert bool(mindspore_sync.place_of(key, "").mapped_from) is mapped
+
+
+@pytest.mark.parametrize("name", HOSTILE_NAMES)
+def test_hostile_names(name: str):
+    """Whatever the operator is called, the file stands in the iteration's folder."""
+    key = TensorKey(0, "Net", 0, 0, 1, name, name, Side.OUTPUT, 0)
+    place = mindspore_sync.place_of(key, "")
+    assert place.folder == "rank_0/Net/0/0"
+    assert "/" not in place.name
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "",
+        "rank_0",
+        "rank_0/Net/0/0/mapping.csv",
+        "rank_0/.dump_metadata/manifest/iteration_0.x.json",
+        "rank_0/execution_order/ms_execution_order_graph_0.csv",
+        "rank_x/Net/0/0/T.a.0.0.1.output.0.DefaultFormat.npy",
+        "rank_0/Net/0/-1/T.a.0.0.1.output.0.DefaultFormat.npy",
+        "rank_0/N t/0/0/T.a.0.0.1.output.0.DefaultFormat.npy",
+        "rank_0/Net/0/0/T.a.0.0.1.sideways.0.DefaultFormat.npy",
+        "rank_0/Net/0/0/T.a.0.0.1.output.0.DefaultFormat.npz",
+        "rank_0/Net/0/0/T.a.0.1.output.0.DefaultFormat.npy",
+        "rank_0/Net/0/0/.T.a.0.0.1.output.0.DefaultFormat.npy.tmp",
+        "rank_\u0663/Net/0/0/T.a.0.0.1.output.0.DefaultFormat.npy",
+        "rank_00/Net/0/0/T.a.0.0.1.output.0.DefaultFormat.npy",
+        "rank_0/Net/0/0/T.a.0.0.01.output.0.DefaultFormat.npy",
+        "rank_0/Net/0/0/T.a." + "9" * 5000 + ".0.1.output.0.DefaultFormat.npy",
+    ],
+)
+def test_not_a_tensor(path: str):
+    """Anything that place_of would not write stands for no key."""
+    assert mindspore_sync.key_of(path) is None
+
+
+def test_names_of_other_unicode_tables_are_read():
+    """What one Python version found printable is still a name to another."""
+    key = mindspore_sync.key_of("rank_0/Net/0/0/T.a\u0378b.0.0.1.output.0.DefaultFormat.npy")
+    assert key is not None
+    assert key.op_name == "a\u0378b"

@@ -1,0 +1,122 @@
+"""The manifest of an iteration: what is written is read back, and damage is called damage."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankdump.contract.errors import DamagedError
+from rankdump.contract.manifest import Manifest, ManifestRecord, manifest_name
+from rankdump.contract.status import IterationStatus
+
+counts = st.integers(0, 2**64 - 1)
+texts = st.text(max_size=20)
+manifests = st.builds(
+    Manifest,
+    status=st.builds(
+        IterationStatus,
+        job_id=texts,
+        session_id=texts,
+        rank=counts,
+        iteration=counts,
+        complete=st.booleans(),
+        expected=counts,
+        stored=counts,
+        linked=counts,
+        degraded=counts,
+        dropped=st.dictionaries(texts, counts, max_size=3),
+        bytes_in=counts,
+        bytes_stored=counts,
+    ),
+    world_size=counts,
+    device=counts,
+    host=texts,
+    records=st.lists(
+        st.builds(
+            ManifestRecord,
+            path=texts,
+            op_type=texts,
+            op_name=texts,
+            argument=texts,
+            dtype=texts,
+            shape=st.lists(counts, max_size=4).map(tuple),
+            bytes_in=counts,
+            bytes_stored=counts,
+            digest=texts,
+        ),
+        max_size=3,
+    ).map(tuple),
+)
+
+
+@given(manifest=manifests)
+def test_round_trip(manifest: Manifest):
+    """Every manifest comes back as it was, whatever operators are called."""
+    assert Manifest.from_json(manifest.to_json()) == manifest
+
+
+RECORD = ManifestRecord("p", "T", "a/b", "", "float32", (2, 3), 24, 20, "00")
+STATUS = IterationStatus("job", "session", 0, 1, True, expected=1, stored=1)
+MANIFEST = Manifest(STATUS, 2, 0, "host", (RECORD,))
+
+
+def test_truncated():
+    """No prefix of a manifest passes for one."""
+    whole = MANIFEST.to_json()
+    for length in range(len(whole)):
+        with pytest.raises(DamagedError, match="manifest cannot be read"):
+            Manifest.from_json(whole[:length])
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("version",), 2),
+        (("version",), "1"),
+        (("status",), None),
+        (("status", "extra"), 1),
+        (("world_size",), "many"),
+        (("world_size",), None),
+        (("world_size",), float("inf")),
+        (("records",), None),
+        (("records",), [1]),
+        (("records", 0, "shape"), 5),
+        (("records", 0, "extra"), 5),
+    ],
+)
+def test_damaged_fields(path: tuple[Any, ...], value: object):
+    """A field that no manifest could have is damage."""
+    body: Any = json.loads(MANIFEST.to_json())
+    inner = body
+    for name in path[:-1]:
+        inner = inner[name]
+    inner[path[-1]] = value
+    with pytest.raises(DamagedError):
+        Manifest.from_json(json.dumps(body).encode())
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"null", b"{}", b"\xff", b"[" * 200_000])
+def test_something_else(data: bytes):
+    """Any other file is damage."""
+    with pytest.raises(DamagedError):
+        Manifest.from_json(data)
+
+
+def test_balance():
+    """Expected is what was kept plus what was dropped, by any reason."""
+    status = IterationStatus(
+        "j", "s", 0, 0, True, 10, stored=4, linked=2, degraded=1, dropped={"full": 2, "late": 1}
+    )
+    assert status.kept == 7
+    assert status.balanced
+    assert not IterationStatus("j", "s", 0, 0, True, 11, stored=4).balanced
+
+
+def test_name():
+    """Two sessions of one tree have manifests of their own."""
+    assert manifest_name(3, "0123456789abcdef") == "iteration_3.0123456789ab.json"
+    assert manifest_name(3, "a" * 32) != manifest_name(3, "b" * 32)

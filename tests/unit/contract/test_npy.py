@@ -1,0 +1,233 @@
+"""npy headers: byte for byte MindSpore's, readable by numpy, and safe to parse from anyone."""
+
+from __future__ import annotations
+
+import ast
+import io
+import os
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from rankdump.contract import npy
+from rankdump.contract.dtypes import ELEMENT_TYPES
+from rankdump.contract.errors import DamagedError
+
+ROOT = Path(__file__).parents[3]
+GOLDEN = sorted((ROOT / "tests" / "golden" / "npy").glob("*.npy"))
+REAL = ROOT.parent / "shared" / "golden" / "mindspore"
+
+
+def stated(data: bytes) -> tuple[str, tuple[int, ...]]:
+    """Read descr and shape by hand, so that the parser under test has no part in it."""
+    assert data[:8] == b"\x93NUMPY\x01\x00"
+    fields = ast.literal_eval(data[10 : 10 + int.from_bytes(data[8:10], "little")].decode())
+    assert not fields["fortran_order"]
+    return fields["descr"], fields["shape"]
+
+
+def check_same_header(path: Path) -> None:
+    data = path.read_bytes()
+    made = npy.header(*stated(data))
+    assert data[: len(made)] == made, path.name
+
+
+def test_golden_files_are_there():
+    """The table below is not empty."""
+    assert len(GOLDEN) == 10
+
+
+@pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
+def test_header_of_golden_files(path: Path):
+    """The header of a file that MindSpore wrote comes out byte for byte."""
+    check_same_header(path)
+
+
+def test_header_of_every_real_file():
+    """The same for whole trees of two MindSpore versions, where they are at hand."""
+    paths = sorted(REAL.glob("**/*.npy"))
+    if not paths and os.environ.get("CI") != "true":
+        pytest.skip(f"no trees in {REAL}")
+    assert len(paths) > 100
+    for path in paths:
+        check_same_header(path)
+
+
+@pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
+def test_array_agrees_with_numpy(path: Path):
+    """What numpy.load reads is read, and what it refuses is refused."""
+    data = path.read_bytes()
+    try:
+        expected = np.load(io.BytesIO(data))
+    except ValueError:
+        with pytest.raises(DamagedError, match="<E2"):
+            npy.array(data)
+        return
+    if expected.size == 0:
+        # MindSpore 2.0.0 wrote four stray bytes behind an empty tensor.
+        with pytest.raises(DamagedError, match="4 bytes of elements, its header says 0"):
+            npy.array(data)
+        data = data[:-4]
+    found = npy.array(data)
+    assert found.dtype == expected.dtype
+    assert found.shape == expected.shape
+    assert found.tobytes() == expected.tobytes()
+
+
+shapes = st.lists(st.integers(0, 5), max_size=8).map(tuple)
+descrs = st.sampled_from(sorted({kind.descr for kind in ELEMENT_TYPES.values()}))
+
+
+@given(descr=descrs, shape=shapes)
+def test_numpy_reads_what_we_write(descr: str, shape: tuple[int, ...]):
+    """Header and elements make a file that numpy and this reader agree on."""
+    head = npy.header(descr, shape)
+    assert len(head) % 64 == 0
+    parsed = npy.parse_header(head)
+    assert (parsed.descr, parsed.shape, parsed.data_offset) == (descr, shape, len(head))
+    elements = bytes(range(256)) * (parsed.data_bytes // 256 + 1)
+    data = head + elements[: parsed.data_bytes]
+    loaded = np.load(io.BytesIO(data))
+    assert loaded.shape == shape
+    assert npy.array(data).tobytes() == loaded.tobytes()
+
+
+@given(descr=descrs, shape=st.lists(st.integers(0, 4), max_size=4).map(tuple), order=st.booleans())
+def test_we_read_what_numpy_writes(descr: str, shape: tuple[int, ...], order: bool):
+    """Files of numpy.save, either order, read back as the same array."""
+    source = np.arange(np.prod(shape, dtype=int)).astype(descr).reshape(shape)
+    target = io.BytesIO()
+    np.save(target, np.array(source, order="F" if order else "C"))
+    found = npy.array(target.getvalue())
+    assert found.shape == shape
+    assert np.array_equal(found, source)
+    assert not found.flags.writeable
+
+
+def test_a_header_over_64_kib_is_version_2():
+    """The length field of version 1 holds 65,535; more dimensions than that need version 2."""
+    readers = {1: np.lib.format.read_array_header_1_0, 2: np.lib.format.read_array_header_2_0}
+    for dimensions, version in ((20_000, 1), (40_000, 2)):
+        head = npy.header("<f4", (1,) * dimensions)
+        assert len(head) % 64 == 0
+        stream = io.BytesIO(head)
+        assert np.lib.format.read_magic(stream) == (version, 0)
+        shape, _, _ = readers[version](stream, max_header_size=1 << 20)
+        assert shape == (1,) * dimensions
+        with pytest.raises(DamagedError, match=f"{dimensions} extents"):
+            npy.parse_header(head)
+
+
+@given(data=st.binary(max_size=300))
+@example(b"")
+@example(b"\x93NUMPY")
+def test_random_bytes(data: bytes):
+    """Random bytes raise DamagedError and nothing else."""
+    with pytest.raises(DamagedError):
+        npy.array(data)
+
+
+def block(text: bytes, version: int = 1) -> bytes:
+    length = len(text).to_bytes(2 if version == 1 else 4, "little")
+    return b"\x93NUMPY" + bytes((version, 0)) + length + text
+
+
+@given(text=st.one_of(st.binary(max_size=200), st.text(max_size=200).map(str.encode)))
+@example(b"{'descr': '<f4', 'fortran_order': False, 'shape': (0x" + b"f" * 5000 + b",)}")
+@example(b"\0")
+@example(b"(" * 2000)
+@example(b"-" * 5000 + b"1")
+@example(b"9" * 5000)
+@example(b"{[]: 1}")
+@example(b"{'descr': '<f4'}")
+@example(b"[]")
+@example(b"f'{x}'")
+@example(b"'\\N{x'")
+@example(b"'\\d'")
+@example(b"1if 2else 3")
+def test_random_header_text(text: bytes):
+    """Random text behind a true prefix raises DamagedError and nothing else, not even a warning."""
+    for version in (1, 2, 3):
+        with pytest.raises(DamagedError):
+            npy.array(block(text, version))
+
+
+@given(data=st.data())
+def test_flipped_bytes(data: st.DataObject):
+    """A file with one byte changed reads as some array of the same size or is refused."""
+    whole = bytearray(npy.header("<f4", (3, 2)) + bytes(24))
+    whole[data.draw(st.integers(0, len(whole) - 1))] ^= data.draw(st.integers(1, 255))
+    try:
+        found = npy.array(bytes(whole))
+    except DamagedError:
+        return
+    assert found.nbytes == 24
+
+
+FIELDS = "{'descr': %s, 'fortran_order': %s, 'shape': %s, }"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        FIELDS % ("'|O'", "False", "(1,)"),
+        FIELDS % ("'<f4,<f4'", "False", "(1,)"),
+        FIELDS % ("'<f3'", "False", "(1,)"),
+        FIELDS % ("'<f" + "9" * 50 + "'", "False", "(1,)"),
+        FIELDS % ("'<i0'", "False", "(1,)"),
+        FIELDS % ("'V0'", "False", "(4,)"),
+        FIELDS % ("'V99999999999'", "False", "(0,)"),
+        FIELDS % ("[('a', '<f4')]", "False", "(1,)"),
+        FIELDS % ("'<f4'", "0", "(1,)"),
+        FIELDS % ("'<f4'", "None", "(1,)"),
+        FIELDS % ("'<f4'", "False", "(-1,)"),
+        FIELDS % ("'<f4'", "False", "(1.0,)"),
+        FIELDS % ("'<f4'", "False", "('1',)"),
+        FIELDS % ("'<f4'", "False", "(True,)"),
+        FIELDS % ("'<f4'", "False", "1"),
+        FIELDS % ("'<f4'", "False", "None"),
+        FIELDS % ("'<f4'", "False", f"({2**64},)"),
+        FIELDS % ("'<f4'", "False", f"(0, {2**70})"),
+        FIELDS % ("'<f4'", "False", "(" + "1," * 65 + ")"),
+    ],
+)
+@pytest.mark.parametrize("spare", [0, 4])
+def test_hostile_fields(text: str, spare: int):
+    """A header that lies about its fields is refused."""
+    with pytest.raises(DamagedError):
+        npy.array(block(text.encode()) + bytes(spare))
+
+
+@given(shape=st.lists(st.integers(0, 2**66), min_size=1, max_size=4).map(tuple))
+def test_huge_shapes_allocate_nothing(shape: tuple[int, ...]):
+    """A header may claim any size; memory follows the bytes that are there."""
+    data = npy.header("<f8", shape)
+    tracemalloc.start()
+    try:
+        assert npy.array(data).size == 0
+    except DamagedError:
+        pass
+    finally:
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert peak < 1 << 20
+
+
+@pytest.mark.parametrize("change", [-4, -1, 1, 4])
+def test_size_is_checked(change: int):
+    """Elements that are missing or too many are refused, with both numbers."""
+    data = npy.header("<f4", (2, 3)) + bytes(24 + change)
+    with pytest.raises(DamagedError, match=f"{24 + change} bytes of elements.*says 24"):
+        npy.array(data)
+
+
+def test_header_that_is_cut_off():
+    """Every prefix of a file is refused."""
+    data = npy.header("<f4", (2,)) + bytes(8)
+    for length in range(len(data)):
+        with pytest.raises(DamagedError):
+            npy.array(data[:length])

@@ -1,0 +1,168 @@
+"""The plan as it travels: the same plan comes back, and nothing else is taken for one."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankdump.contract.errors import ProtocolError
+from rankdump.contract.plan import (
+    Delivery,
+    DumpPlan,
+    Iterations,
+    Operators,
+    Output,
+    Selection,
+)
+
+texts = st.text(st.characters(exclude_characters="\0"), max_size=20)
+names = st.lists(texts, max_size=3).map(tuple)
+numbers = st.integers(0, 2**64 - 1)
+plans = st.builds(
+    DumpPlan,
+    output=st.builds(
+        Output,
+        root=texts.map("/".__add__),
+        net_name=st.from_regex(r"[A-Za-z0-9_-]+", fullmatch=True),
+        layout=texts,
+        codec=texts,
+        file_mode=st.integers(0, 0o777),
+        folder_mode=st.integers(0, 0o777),
+    ),
+    selection=st.builds(
+        Selection,
+        iterations=st.builds(
+            Iterations, texts, st.none() | st.lists(st.tuples(numbers, numbers)).map(tuple)
+        ),
+        devices=st.none() | st.lists(numbers, max_size=3).map(tuple),
+        operators=st.builds(
+            Operators,
+            st.booleans(),
+            names,
+            names,
+            st.lists(st.sampled_from(["a", ".*op[0-9]+", r"\d"])).map(tuple),
+        ),
+        inputs=st.booleans(),
+        outputs=st.booleans(),
+    ),
+    delivery=st.builds(
+        Delivery,
+        on_full=st.sampled_from(["block", "drop", "statistic"]),
+        block_timeout_s=st.floats(0, 1e6),
+        buffer_bytes=numbers,
+        durability=st.sampled_from(["written", "synced"]),
+        strict=st.booleans(),
+    ),
+    dialect=texts,
+)
+
+
+@given(plan=plans)
+def test_round_trip(plan: DumpPlan):
+    """Every plan comes back as it was."""
+    assert DumpPlan.from_json(plan.to_json()) == plan
+
+
+PLAN = DumpPlan(Output("/tmp/x"), Selection(Iterations("1-2", ((1, 2),)), devices=(0,)))
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("version",), 2),
+        (("version",), None),
+        (("output",), None),
+        (("output", "root"), "relative"),
+        (("output", "root"), 7),
+        (("output", "root"), "/a\0b"),
+        (("output", "net_name"), "../../x"),
+        (("output", "net_name"), ""),
+        (("output", "net_name"), "a/b"),
+        (("output", "net_name"), "a\n"),
+        (("output", "file_mode"), "0440"),
+        (("output", "file_mode"), 0o7777),
+        (("output", "folder_mode"), -1),
+        (("output", "folder_mode"), True),
+        (("output", "codec"), None),
+        (("output", "extra"), 1),
+        (("selection",), []),
+        (("selection", "iterations"), "all"),
+        (("selection", "iterations", "spans"), [[1]]),
+        (("selection", "iterations", "spans"), [[1, 2, 3]]),
+        (("selection", "iterations", "spans"), 5),
+        (("selection", "iterations", "spans"), [["x", "y"]]),
+        (("selection", "iterations", "spans"), [[0, float("inf")]]),
+        (("selection", "devices"), ["x"]),
+        (("selection", "devices"), [None]),
+        (("selection", "operators", "names"), None),
+        (("selection", "operators", "patterns"), ["("]),
+        (("delivery",), {}),
+        (("delivery", "on_full"), "explode"),
+        (("delivery", "on_full"), []),
+        (("delivery", "durability"), None),
+        (("delivery", "block_timeout_s"), "soon"),
+        (("delivery", "buffer_bytes"), None),
+    ],
+)
+def test_hostile_fields(path: tuple[str, ...], value: object):
+    """A field that no plan could have is a ProtocolError."""
+    body: dict[str, Any] = json.loads(PLAN.to_json())
+    inner = body
+    for name in path[:-1]:
+        inner = inner[name]
+    inner[path[-1]] = value
+    with pytest.raises(ProtocolError, match="plan cannot be read"):
+        DumpPlan.from_json(json.dumps(body).encode())
+
+
+@pytest.mark.parametrize("path", [("output",), ("selection", "operators"), ("dialect",)])
+def test_missing_fields(path: tuple[str, ...]):
+    """A plan with a part left out is a ProtocolError."""
+    body: dict[str, Any] = json.loads(PLAN.to_json())
+    inner = body
+    for name in path[:-1]:
+        inner = inner[name]
+    del inner[path[-1]]
+    with pytest.raises(ProtocolError):
+        DumpPlan.from_json(json.dumps(body).encode())
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.text(max_size=5) | st.integers(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=10,
+)
+
+
+@given(value=json_values)
+def test_any_json(value: object):
+    """Any other JSON value is a ProtocolError."""
+    with pytest.raises(ProtocolError):
+        DumpPlan.from_json(json.dumps(value).encode())
+
+
+@given(data=st.binary(max_size=100))
+def test_any_bytes(data: bytes):
+    """Any bytes are a ProtocolError."""
+    with pytest.raises(ProtocolError):
+        DumpPlan.from_json(data)
+
+
+def test_deep_nesting_and_truncation():
+    """Neither a very deep document nor a cut-off plan gets through."""
+    whole = PLAN.to_json()
+    for data in (b"[" * 200_000, *(whole[:length] for length in range(len(whole)))):
+        with pytest.raises(ProtocolError):
+            DumpPlan.from_json(data)
+
+
+def test_iterations_contain():
+    """Spans are inclusive at both ends; no spans match nothing; None matches all."""
+    spans = Iterations("0|5-8", ((0, 0), (5, 8)))
+    assert [n for n in range(12) if n in spans] == [0, 5, 6, 7, 8]
+    assert 3 not in Iterations("5-3", ())
+    assert 3 in Iterations()

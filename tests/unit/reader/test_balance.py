@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import numpy as np
+
+from rankdump.contract.status import SessionState
+from rankdump.reader import damaged, findings, status, walk
+
+ONES = np.ones(4, np.float32)
+
+
+def test_status_is_what_the_manifests_say(tree):
+    """Sessions and balances come from the manifests, one session per rank, closed."""
+    for rank in (0, 1):
+        for iteration in (0, 1):
+            tree.tensor(rank, iteration, "Default/a-A/A-op0", ONES)
+            tree.complete(rank, iteration, expected=3, linked=1, dropped={"disk_low": 1})
+    view = status(tree.root)
+    assert [(s.rank, s.state, s.iterations_seen, s.world_size) for s in view.sessions] == [
+        (0, SessionState.CLOSED, 2, 2),
+        (1, SessionState.CLOSED, 2, 2),
+    ]
+    assert len(view.iterations) == 4
+    assert all(i.balanced and i.complete for i in view.iterations)
+    assert view.iterations[0].dropped == {"disk_low": 1}
+    assert view.findings == ()
+    assert view.load.disk_free_bytes > 0
+
+
+def test_what_has_no_manifest_is_not_complete(tree):
+    """Tensors of an iteration without a manifest are counted, and said to be incomplete."""
+    tree.tensor(0, 0, "Default/a-A/A-op0", ONES)
+    tree.complete(0, 0, world_size=1)
+    tree.tensor(0, 1, "Default/a-A/A-op0", ONES)
+    tree.tensor(0, 1, "Default/b-A/A-op1", ONES)
+    unfinished = [i for i in status(tree.root).iterations if not i.complete]
+    assert [(i.job_id, i.rank, i.iteration, i.stored) for i in unfinished] == [("job", 0, 1, 2)]
+    assert unfinished[0].bytes_stored > 0
+    (finding,) = findings(walk(tree.root))
+    assert "rank 0: iteration 1" in finding
+
+
+def test_missing_and_empty_ranks_are_named(tree):
+    """The world's size says who is missing; a folder without tensors is not missing."""
+    tree.tensor(1, 0, "Default/a-A/A-op0", ONES)
+    tree.complete(1, 0, world_size=8)
+    (tree.root / "rank_2" / ".dump_metadata").mkdir(parents=True)
+    said = findings(walk(tree.root))
+    assert said == (
+        "rank 0,3-7: no folder, of a world of 8",
+        "rank 2: a folder without tensors",
+    )
+    assert not damaged(walk(tree.root))
+
+
+def test_a_rank_that_lacks_an_iteration_is_named(tree):
+    """A rank that stopped early is compared with the others."""
+    for rank, last in ((0, 3), (1, 1)):
+        for iteration in range(last + 1):
+            tree.tensor(rank, iteration, "Default/a-A/A-op0", ONES)
+            tree.complete(rank, iteration)
+    assert findings(walk(tree.root)) == ("rank 1: iteration 2-3 is missing, other ranks have it",)
+
+
+def test_a_balance_that_does_not_add_up_is_damage(tree):
+    """expected = stored + linked + degraded + dropped, or somebody must hear of it."""
+    tree.tensor(0, 0, "Default/a-A/A-op0", ONES)
+    tree.complete(0, 0, world_size=1, expected=5)
+    (finding,) = findings(walk(tree.root))
+    assert "5 tensors expected, 1 accounted for" in finding
+    assert damaged(walk(tree.root))
+
+
+def test_mindspore_trees_have_no_manifests(tree):
+    """A tree that MindSpore wrote is read as well; nothing in it counts as damage."""
+    tree.tensor(0, 0, "Default/a-A/A-op0", ONES, codec="none")
+    view = status(tree.root)
+    assert view.sessions == ()
+    assert [i.stored for i in view.iterations] == [1]
+    assert not damaged(walk(tree.root))

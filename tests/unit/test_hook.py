@@ -1,0 +1,123 @@
+"""Names and slots, without a framework."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pytest
+
+from rankdump import hook
+from rankdump.hook import Scope, leaves_of_call, leaves_of_result, scope_of
+
+
+class Pair(NamedTuple):
+    hidden: Any
+    cell: Any
+
+
+@dataclass
+class Output:
+    logits: Any
+    loss: Any = None
+
+
+@dataclass
+class ModelOutput(OrderedDict):
+    """As Hugging Face does it: a mapping that hides the fields that are None."""
+
+    logits: Any = None
+    loss: Any = None
+
+    def __post_init__(self) -> None:
+        if self.logits is not None:
+            self["logits"] = self.logits
+        if self.loss is not None:
+            self["loss"] = self.loss
+
+
+@pytest.mark.parametrize(
+    ("parts", "name"),
+    [
+        ([("", "Net")], "Default/network-Net/Net-op3"),
+        (
+            [("", "Net"), ("layers", "ModuleList"), ("0", "Block"), ("conv1", "Conv2d")],
+            "Default/network-Net/layers-ModuleList/0-Block/conv1-Conv2d/Conv2d-op3",
+        ),
+        ([("", "Net"), ("a/b", "C/D")], "Default/network-Net/a_b-C_D/C_D-op3"),
+    ],
+)
+def test_names(parts: list[tuple[str, str]], name: str) -> None:
+    """A name says every module from the root down, then the class and the call's number."""
+    scope = scope_of(parts)
+    assert scope.forward(3) == name
+    assert scope.gradient(3) == "Gradients/" + name
+    assert scope.recomputation(3) == "Recompute/" + name
+
+
+def test_scope_is_a_value() -> None:
+    assert scope_of([("", "Net")]) == Scope("network-Net", "Net")
+
+
+def shown(leaves: list[hook.Leaf]) -> list[tuple[int, str, object]]:
+    return [(leaf.slot, leaf.argument, leaf.value) for leaf in leaves]
+
+
+def test_call_slots_count_everything() -> None:
+    """Every leaf takes a slot, tensor or not: positional first, then keywords in their order."""
+    leaves = leaves_of_call((1, (None, [2, "x"])), {"mask": 3, "cache": {"k": 4, 7: 5}})
+    assert shown(leaves) == [
+        (0, "args.0", 1),
+        (1, "args.1.0", None),
+        (2, "args.1.1.0", 2),
+        (3, "args.1.1.1", "x"),
+        (4, "kwargs.mask", 3),
+        (5, "kwargs.cache.k", 4),
+        (6, "kwargs.cache.7", 5),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("result", "expected"),
+    [
+        (1, [(0, "out", 1)]),
+        (None, [(0, "out", None)]),
+        ((), []),
+        ((1, 2), [(0, "out.0", 1), (1, "out.1", 2)]),
+        (Pair(1, (2,)), [(0, "out.hidden", 1), (1, "out.cell.0", 2)]),
+        (Output(1), [(0, "out.logits", 1), (1, "out.loss", None)]),
+        (ModelOutput(loss=2), [(0, "out.logits", None), (1, "out.loss", 2)]),
+        ({(1, 2): 3}, [(0, "out.0", 3)]),
+        (Output, [(0, "out", Output)]),
+        ({1, 2}, [(0, "out", {1, 2})]),
+    ],
+)
+def test_result_slots(result: object, expected: list[tuple[int, str, object]]) -> None:
+    """Tuples, named tuples, mappings and dataclasses are walked; anything else is a leaf."""
+    assert shown(leaves_of_result(result)) == expected
+
+
+def test_optional_fields_keep_their_slot() -> None:
+    """A field that is None takes its slot all the same."""
+    full, partial = ModelOutput(logits=1, loss=2), ModelOutput(loss=2)
+    assert leaves_of_result(full)[1] == leaves_of_result(partial)[1]
+
+
+def test_cycles_and_depth_end() -> None:
+    """A container inside itself, and one nested too deep, is a leaf."""
+    loop: list[object] = [1]
+    loop.append(loop)
+    assert [leaf.argument for leaf in leaves_of_result(loop)] == ["out.0", "out.1"]
+    deep: object = 1
+    for _ in range(1000):
+        deep = [deep]
+    (leaf,) = leaves_of_result(deep)
+    assert leaf.argument.count(".") == hook.MAX_DEPTH
+
+
+def test_a_container_may_appear_twice() -> None:
+    """Only a cycle is cut; the same list in two places is walked in both."""
+    twice = [1]
+    arguments = [leaf.argument for leaf in leaves_of_result((twice, twice))]
+    assert arguments == ["out.0.0", "out.1.0"]

@@ -1,0 +1,130 @@
+"""Status, order and hints as messages and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from suites.travel import counts, sent, sint64, texts, uint32, uint64
+
+from rankdump.contract.errors import ProtocolError
+from rankdump.contract.events import EventKind
+from rankdump.contract.key import Side
+from rankdump.contract.status import (
+    ArrivalHint,
+    IterationStatus,
+    Load,
+    OrderEntry,
+    SessionState,
+    SessionStatus,
+    StatusView,
+)
+from rankdump.wire import views
+from rankdump.wire.v1 import agent_pb2, coordinator_pb2, events_pb2, status_pb2
+
+sessions = st.builds(
+    SessionStatus,
+    job_id=texts,
+    session_id=texts,
+    rank=uint32,
+    world_size=uint32,
+    device=uint32,
+    host=texts,
+    pid=uint64,
+    state=st.sampled_from(SessionState),
+    excluded=texts,
+    iterations_seen=uint64,
+    notes=st.lists(texts, max_size=2).map(tuple),
+)
+iterations = st.builds(
+    IterationStatus,
+    job_id=texts,
+    session_id=texts,
+    rank=uint32,
+    iteration=uint64,
+    complete=st.booleans(),
+    expected=uint64,
+    stored=uint64,
+    linked=uint64,
+    degraded=uint64,
+    dropped=counts,
+    bytes_in=uint64,
+    bytes_stored=uint64,
+)
+entries = st.builds(
+    OrderEntry,
+    position=uint64,
+    graph=uint32,
+    iteration=uint64,
+    ranks=st.lists(uint32, max_size=3).map(tuple),
+    name=texts,
+    kind=st.sampled_from(EventKind),
+    group=texts,
+    sequence=uint64,
+    start_us=sint64,
+    end_us=sint64,
+    missing=st.lists(uint32, max_size=3).map(tuple),
+)
+hints = st.builds(
+    ArrivalHint,
+    job_id=texts,
+    group=texts,
+    kind=st.sampled_from(EventKind),
+    iteration=uint64,
+    sequence=uint64,
+    spread_us=uint64,
+    first_rank=uint32,
+    last_rank=uint32,
+    reason=texts,
+)
+status_views = st.builds(
+    StatusView,
+    sessions=st.lists(sessions, max_size=2).map(tuple),
+    iterations=st.lists(iterations, max_size=2).map(tuple),
+    load=st.builds(Load, uint64, uint64, uint64, uint64),
+    roots=st.lists(texts, max_size=2).map(tuple),
+    findings=st.lists(texts, max_size=2).map(tuple),
+)
+
+
+@given(view=status_views)
+def test_view(view: StatusView):
+    """The whole picture comes back as it was."""
+    message = sent(views.view_to_wire(view), status_pb2.StatusView)
+    assert views.view_from_wire(message) == view
+
+
+@given(entry=entries)
+def test_entry(entry: OrderEntry):
+    """A line of the order comes back as it was."""
+    message = sent(views.entry_to_wire(entry), coordinator_pb2.OrderEntry)
+    assert views.entry_from_wire(message) == entry
+
+
+@given(hint=hints)
+def test_hint(hint: ArrivalHint):
+    """A hint comes back as it was."""
+    message = sent(views.hint_to_wire(hint), coordinator_pb2.ArrivalHint)
+    assert views.hint_from_wire(message) == hint
+
+
+@pytest.mark.parametrize("number", [0, 99, -1])
+def test_unknown_enumerators(number: Any):
+    """A state or a kind that nobody knows is refused."""
+    with pytest.raises(ProtocolError, match="unknown state"):
+        views.session_from_wire(status_pb2.SessionStatus(state=number))
+    with pytest.raises(ProtocolError, match="unknown kind"):
+        views.entry_from_wire(coordinator_pb2.OrderEntry(kind=number))
+    with pytest.raises(ProtocolError, match="unknown kind"):
+        views.hint_from_wire(coordinator_pb2.ArrivalHint(kind=number))
+
+
+def test_enumerators_agree():
+    """Wire and contract number the kinds alike, and every state and side has its number."""
+    wire_kinds = dict(events_pb2.EventKind.items())
+    assert wire_kinds.pop("EVENT_KIND_UNSPECIFIED") == 0
+    assert wire_kinds == {f"EVENT_KIND_{kind.name}": kind.value for kind in EventKind}
+    assert len(status_pb2.SessionState.items()) == len(SessionState) + 1
+    assert len(agent_pb2.Side.items()) == len(Side) + 1
