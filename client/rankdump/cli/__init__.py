@@ -1,0 +1,1 @@
+"""The `rankdump` command: what people type. Only the edge: asks, reads, prints."""

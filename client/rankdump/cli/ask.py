@@ -1,0 +1,78 @@
+"""What the commands ask a daemon: one call each, messages to values, failures to errors."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+
+import grpc
+from grpc_health.v1 import health_pb2
+
+from rankdump.contract.errors import RankdumpError, UnavailableError
+from rankdump.contract.status import OrderEntry, StatusView
+from rankdump.wire import views
+from rankdump.wire.errors import error_of
+from rankdump.wire.v1 import agent_pb2, agent_pb2_grpc, coordinator_pb2, coordinator_pb2_grpc
+
+# A status of a thousand ranks is larger than gRPC's usual 4 MiB.
+_OPTIONS = (("grpc.max_receive_message_length", 256 << 20),)
+
+
+def agent_status(address: str, *, timeout_s: float = 10.0) -> StatusView:
+    """Return what the agent knows."""
+    with _channel(address, "agent") as channel:
+        stub = agent_pb2_grpc.AgentServiceStub(channel)
+        response = stub.AgentStatus(agent_pb2.AgentStatusRequest(), timeout=timeout_s)
+        return views.view_from_wire(response.view)
+
+
+def drain(address: str, *, timeout_s: float) -> int:
+    """Wait until everything the agent received is in the tree; return the records that are not."""
+    request = agent_pb2.ControlRequest(drain=agent_pb2.Drain(timeout_ms=int(timeout_s * 1000)))
+    with _channel(address, "agent") as channel:
+        response = agent_pb2_grpc.AgentServiceStub(channel).Control(request, timeout=timeout_s + 5)
+        return 0 if response.drained else max(1, response.queued_records)
+
+
+def global_order(
+    address: str, *, graph: int, job_id: str = "", timeout_s: float = 60.0
+) -> tuple[tuple[OrderEntry, ...], tuple[str, ...]]:
+    """Return the merged order of a job, empty for the last one, and what the merge found."""
+    entries: list[OrderEntry] = []
+    findings: list[str] = []
+    request = coordinator_pb2.OrderRequest(job_id=job_id, graph=graph)
+    with _channel(address, "coordinator") as channel:
+        stub = coordinator_pb2_grpc.CoordinatorServiceStub(channel)
+        for page in stub.Order(request, timeout=timeout_s):
+            entries.extend(map(views.entry_from_wire, page.entries))
+            findings.extend(page.findings)
+    return tuple(entries), tuple(findings)
+
+
+def serving(address: str, *, timeout_s: float = 1.0) -> bool:
+    """Return whether the daemon's health service says that it serves."""
+    try:
+        with _channel(address, "daemon") as channel:
+            check = channel.unary_unary(
+                "/grpc.health.v1.Health/Check",
+                request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
+                response_deserializer=health_pb2.HealthCheckResponse.FromString,
+            )
+            response = check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
+            return response.status == health_pb2.HealthCheckResponse.SERVING
+    except RankdumpError:
+        return False
+
+
+@contextmanager
+def _channel(address: str, who: str) -> Generator[grpc.Channel, None, None]:
+    with grpc.insecure_channel(address, options=_OPTIONS) as channel:
+        try:
+            yield channel
+        except grpc.RpcError as failure:
+            error = error_of(failure)
+            if isinstance(error, UnavailableError):
+                # gRPC wraps the cause in the story of how it tried.
+                cause = str(error).rpartition("error: ")[2]
+                raise UnavailableError(f"no {who} answers at {address}: {cause}") from None
+            raise type(error)(f"{who} at {address}: {error}") from None

@@ -1,0 +1,22 @@
+"""Entry point of `rankdump`; says in one line what is missing when its extra is not installed."""
+
+from __future__ import annotations
+
+import sys
+
+_EXTRA = ("click", "rich", "grpc_health")
+
+
+def main() -> None:
+    """Run the command line and end the process with its code."""
+    try:
+        from rankdump.cli.commands import answer
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] not in _EXTRA:
+            raise
+        sys.stderr.write(
+            f"rankdump: module {error.name} is missing; install it with: "
+            "pip install 'rankdump[daemon]'\n"
+        )
+        sys.exit(2)
+    sys.exit(answer(sys.argv[1:]))

@@ -1,0 +1,103 @@
+"""`rankdump run`: an embedded daemon, an armed job, and what was collected from it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import click
+
+from rankdump import reader
+from rankdump.cli.ask import agent_status, drain
+from rankdump.cli.daemon import Daemon, embedded_daemon
+from rankdump.cli.job import NOT_EXECUTABLE, NOT_FOUND, ending_orderly, run_job
+from rankdump.cli.ranks import summary_table
+from rankdump.cli.screen import say, show_table, table_width
+from rankdump.cli.tally import sentences, totals
+from rankdump.contract import dialect
+from rankdump.contract.errors import RankdumpError
+from rankdump.contract.plan import DumpPlan
+from rankdump.contract.status import StatusView
+
+_CONFIG_NAMES = ("RANKDUMP_CONFIG", "MINDSPORE_DUMP_CONFIG")
+_DRAIN_TIMEOUT_S = 60.0
+
+
+@click.command(context_settings={"ignore_unknown_options": True})
+@click.option("--config", type=click.Path(path_type=Path), help="What to dump: a data_dump.json.")
+@click.option("--output", type=click.Path(path_type=Path), help="Root of the tree, if not its own.")
+@click.option("--keep-daemon-log", is_flag=True, help="Leave the daemon's log behind.")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+def run(
+    config: Path | None, output: Path | None, keep_daemon_log: bool, command: tuple[str, ...]
+) -> int:
+    """Run a command and collect its tensors.
+
+    An embedded daemon lives as long as COMMAND, then says what it collected.
+
+    The exit code is the command's own; what rankdump has to say goes to stderr.
+    """
+    environ = _with_config(os.environ, config=config, output=output)
+    plan, _ = dialect.load(Path(environ["RANKDUMP_CONFIG"]), environ)
+    with ending_orderly(), embedded_daemon(keep_log=keep_daemon_log) as daemon:
+        code = run_job(command, _armed(environ, daemon.address))
+        view = _collected(daemon, plan)
+    _summarise(view, plan, code)
+    return code
+
+
+def _with_config(
+    environ: Mapping[str, str], *, config: Path | None, output: Path | None
+) -> dict[str, str]:
+    """Return the environment with absolute paths: the job may run in another folder."""
+    found = config or next((Path(environ[n]) for n in _CONFIG_NAMES if environ.get(n)), None)
+    if found is None:
+        raise click.UsageError(
+            f"no configuration: give --config FILE, or set {' or '.join(_CONFIG_NAMES)}"
+        )
+    own = {"RANKDUMP_CONFIG": str(found.absolute())}
+    if output is not None:
+        own["RANKDUMP_OUTPUT"] = str(output.absolute())
+    return {**environ, **own}
+
+
+def _armed(environ: Mapping[str, str], address: str) -> dict[str, str]:
+    job_id = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{os.getpid()}"
+    own = {"RANKDUMP_AGENT": address, "RANKDUMP_COORDINATOR": address, "RANKDUMP_JOB_ID": job_id}
+    return {**environ, **own}
+
+
+def _collected(daemon: Daemon, plan: DumpPlan) -> StatusView:
+    """Return what the daemon knows once it has written everything; the tree's word if it died."""
+    try:
+        left = drain(daemon.address, timeout_s=_DRAIN_TIMEOUT_S)
+        if left:
+            say([f"rankdump: {left} tensors are still under way"], err=True)
+        return agent_status(daemon.address)
+    except RankdumpError as error:
+        say([f"rankdump: {error}; what follows is read from the tree"], err=True)
+        return reader.status(Path(plan.output.root))
+
+
+def _summarise(view: StatusView, plan: DumpPlan, code: int) -> None:
+    say([f"rankdump: {plan.output.root}"], err=True)
+    if code in (NOT_FOUND, NOT_EXECUTABLE) and not view.sessions:
+        return
+    if not view.sessions and not view.iterations:
+        say([f"no rank connected: {_likely_cause(code)}"], err=True)
+        return
+    show_table(summary_table(view, width=table_width(err=True)), err=True)
+    say(sentences(view), err=True)
+    if not totals(view.iterations).kept:
+        say(["nothing was dumped"], err=True)
+
+
+def _likely_cause(code: int) -> str:
+    if code:
+        return f"the command ended with code {code} before any rank called rankdump.attach"
+    return (
+        "the command never called rankdump.attach(model), or its ranks run where "
+        "RANKDUMP_AGENT is not passed on, such as on another host or in a container"
+    )

@@ -1,0 +1,62 @@
+"""Numbers and names as people read them. Pure."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Mapping
+
+from rich.cells import cell_len, set_cell_size
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_DOTS = "..."
+
+
+def size(count: int) -> str:
+    """Return bytes with three digits or so: `1.46 MiB`."""
+    if count < 1024:
+        return f"{count} B"
+    power = min((count.bit_length() - 1) // 10, len(_UNITS) - 1)
+    value, unit = count / 1024**power, _UNITS[power]
+    return f"{value:.2f} {unit}" if value < 10 else f"{value:.1f} {unit}"
+
+
+def ratio(bytes_in: int, bytes_stored: int) -> str:
+    """Return how many times smaller the tree is than what came in."""
+    return f"{bytes_in / bytes_stored:.2f}x" if bytes_stored else "-"
+
+
+def shape(extents: Iterable[int]) -> str:
+    """Return a shape without blanks: `(2,3)`, `()` for a scalar."""
+    return f"({','.join(map(str, extents))})"
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, in the plural unless it is one."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def reasons(counts: Mapping[str, int]) -> str:
+    """Return counts by reason, most frequent first: `disk_low 10, device_excluded 2`."""
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return ", ".join(f"{reason} {count}" for reason, count in ordered if count)
+
+
+def shortened(text: str, width: int) -> str:
+    """Return a text in that many cells; the middle gives way, the tail keeps most."""
+    if cell_len(text) <= width:
+        return text
+    room = max(width - len(_DOTS), 2)
+    head = set_cell_size(text, room // 4)
+    tail = text
+    while cell_len(tail) > room - room // 4:
+        tail = tail[1:]
+    return head + _DOTS + tail
+
+
+def paragraph(text: str, width: int | None) -> list[str]:
+    """Return a sentence in lines, broken between words only; in one line without a width."""
+    if width is None:
+        return [text]
+    return textwrap.wrap(
+        text, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+    )

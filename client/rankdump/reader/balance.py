@@ -1,0 +1,153 @@
+"""What a tree as a whole has, lacks and says of itself: its status without a daemon."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from pathlib import Path
+
+from rankdump.contract.manifest import Manifest
+from rankdump.contract.status import (
+    IterationStatus,
+    Load,
+    SessionState,
+    SessionStatus,
+    StatusView,
+)
+from rankdump.reader.ranges import ranges
+from rankdump.reader.walk import Tree, walk
+
+
+def status(root: Path) -> StatusView:
+    """Return what the manifests of a tree say of the job, and what the tree lacks."""
+    return status_of(walk(root))
+
+
+def status_of(tree: Tree) -> StatusView:
+    """Return the status of a tree already walked."""
+    complete = [manifest.status for manifest in tree.manifests]
+    unfinished = _unfinished(tree)
+    return StatusView(
+        sessions=_sessions(tree.manifests),
+        iterations=(*complete, *unfinished),
+        load=_disk(tree.root),
+        roots=(str(tree.root),),
+        # What is unfinished or unbalanced stands in the iterations themselves.
+        findings=_whole(tree),
+    )
+
+
+def findings(tree: Tree) -> tuple[str, ...]:
+    """Return what the tree lacks and what in it is damaged, one sentence each."""
+    return (*_unfinished_sentences(tree), *_unbalanced(tree), *_whole(tree))
+
+
+def damaged(tree: Tree) -> bool:
+    """Return whether something in the tree is not what it should be."""
+    return bool(tree.problems) or bool(_unbalanced(tree))
+
+
+def _whole(tree: Tree) -> tuple[str, ...]:
+    return (*_missing_ranks(tree), *_empty_ranks(tree), *_gaps(tree), *tree.problems)
+
+
+def _sessions(manifests: tuple[Manifest, ...]) -> tuple[SessionStatus, ...]:
+    seen = Counter((m.status.job_id, m.status.session_id, m.status.rank) for m in manifests)
+    first = {(m.status.job_id, m.status.session_id, m.status.rank): m for m in manifests}
+    return tuple(
+        SessionStatus(
+            job_id=job,
+            session_id=session,
+            rank=rank,
+            world_size=manifest.world_size,
+            device=manifest.device,
+            host=manifest.host,
+            pid=0,
+            state=SessionState.CLOSED,
+            iterations_seen=seen[job, session, rank],
+        )
+        for (job, session, rank), manifest in sorted(first.items())
+    )
+
+
+def _unfinished(tree: Tree) -> list[IterationStatus]:
+    complete = {(m.status.rank, m.status.iteration) for m in tree.manifests}
+    stored: Counter[tuple[int, int]] = Counter()
+    size: Counter[tuple[int, int]] = Counter()
+    for entry in tree.entries:
+        place = (entry.key.rank, entry.key.iteration)
+        if place not in complete:
+            stored[place] += 1
+            size[place] += entry.stored_bytes
+    jobs = {m.status.rank: m.status.job_id for m in tree.manifests}
+    # A rank that never finished an iteration names no job; in a tree of one job it is that one.
+    only = next(iter(jobs.values())) if len(set(jobs.values())) == 1 else ""
+    return [
+        IterationStatus(
+            job_id=jobs.get(rank, only),
+            session_id="",
+            rank=rank,
+            iteration=iteration,
+            complete=False,
+            stored=count,
+            bytes_stored=size[rank, iteration],
+        )
+        for (rank, iteration), count in sorted(stored.items())
+    ]
+
+
+def _unfinished_sentences(tree: Tree) -> list[str]:
+    by_rank: dict[int, list[int]] = {}
+    for iteration in _unfinished(tree):
+        by_rank.setdefault(iteration.rank, []).append(iteration.iteration)
+    by_iterations: dict[str, list[int]] = {}
+    for rank, iterations in by_rank.items():
+        by_iterations.setdefault(ranges(iterations), []).append(rank)
+    return [
+        f"rank {ranges(ranks)}: iteration {iterations} has tensors but no manifest: not complete"
+        for iterations, ranks in by_iterations.items()
+    ]
+
+
+def _missing_ranks(tree: Tree) -> list[str]:
+    world_size = max((m.world_size for m in tree.manifests), default=0)
+    missing = set(range(world_size)) - set(tree.ranks)
+    return [f"rank {ranges(missing)}: no folder, of a world of {world_size}"] if missing else []
+
+
+def _empty_ranks(tree: Tree) -> list[str]:
+    known = {e.key.rank for e in tree.entries} | {m.status.rank for m in tree.manifests}
+    empty = set(tree.ranks) - known
+    return [f"rank {ranges(empty)}: a folder without tensors"] if empty else []
+
+
+def _gaps(tree: Tree) -> list[str]:
+    """Name iterations that a rank lacks and another one has."""
+    have: dict[int, set[int]] = {}
+    for manifest in tree.manifests:
+        have.setdefault(manifest.status.rank, set()).add(manifest.status.iteration)
+    for entry in tree.entries:
+        have.setdefault(entry.key.rank, set()).add(entry.key.iteration)
+    every = set[int]().union(*have.values())
+    return [
+        f"rank {rank}: iteration {ranges(every - own)} is missing, other ranks have it"
+        for rank, own in sorted(have.items())
+        if own != every
+    ]
+
+
+def _unbalanced(tree: Tree) -> list[str]:
+    return [
+        f"rank {s.rank}: iteration {s.iteration}: {s.expected} tensors expected, "
+        f"{s.kept + sum(s.dropped.values())} accounted for"
+        for s in (manifest.status for manifest in tree.manifests)
+        if not s.balanced
+    ]
+
+
+def _disk(root: Path) -> Load:
+    try:
+        usage = shutil.disk_usage(root)
+    except OSError:
+        return Load()
+    return Load(disk_free_bytes=usage.free, disk_total_bytes=usage.total)

@@ -1,0 +1,65 @@
+"""An entry to its array. Never unpickles, never trusts a size it has not checked."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rankdump.codec import codec_of
+from rankdump.contract.dtypes import ELEMENT_TYPES
+from rankdump.contract.errors import DamagedError
+from rankdump.contract.npy import array
+from rankdump.reader.walk import Entry
+
+LIMIT_BYTES = 64 << 30
+"""Most a file may unpack to when no manifest says how large it is."""
+_HEADER_ROOM_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a listing says of a tensor."""
+
+    dtype: str
+    """Element type as the framework held it, where a manifest knows it."""
+    shape: tuple[int, ...]
+    bytes_in: int
+    """Bytes of the elements as the framework held them."""
+
+
+def load(entry: Entry, *, limit_bytes: int = LIMIT_BYTES) -> npt.NDArray[Any]:
+    """Return a tensor as a read-only array; DamagedError when the file is not what it should be."""
+    record = entry.record
+    limit = limit_bytes
+    if record is not None and record.dtype in ELEMENT_TYPES:
+        item_bytes = np.dtype(ELEMENT_TYPES[record.dtype].descr).itemsize
+        limit = min(limit, math.prod(record.shape) * item_bytes + _HEADER_ROOM_BYTES)
+    tensor = load_file(entry.path, limit_bytes=limit)
+    if record is not None and tensor.shape != record.shape:
+        raise DamagedError(f"{entry.path}: shape {tensor.shape}, its manifest says {record.shape}")
+    return tensor
+
+
+def load_file(path: Path, *, limit_bytes: int = LIMIT_BYTES) -> npt.NDArray[Any]:
+    """Return the array of any npy file, packed or not, in a tree or not."""
+    try:
+        data = codec_of(path.name).decode(path.read_bytes(), limit_bytes=limit_bytes)
+        return array(memoryview(data))
+    except OSError as error:
+        raise DamagedError(f"{path}: cannot be read: {error.strerror}") from None
+    except (DamagedError, TypeError, ValueError) as error:
+        # numpy refuses a type string that looks right and is not, such as `<f3`, in its own words.
+        raise DamagedError(f"{path}: {error}") from None
+
+
+def facts(entry: Entry) -> Facts:
+    """Return what a listing says of a tensor; opens the file only when no manifest knows it."""
+    if entry.record is not None:
+        return Facts(entry.record.dtype, entry.record.shape, entry.record.bytes_in)
+    tensor = load(entry)
+    return Facts(str(tensor.dtype), tensor.shape, tensor.nbytes)
