@@ -18,7 +18,7 @@ FINDINGS_FILE = "findings.txt"
 JOB_FILE = "execution_order.job"
 """The id of the job that the two files above belong to."""
 
-COLUMNS = (
+COLUMNS: tuple[str, ...] = (
     "position",
     "iteration",
     "graph",

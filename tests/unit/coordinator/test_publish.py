@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import csv
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from rankdump.contract.errors import DamagedError
 from rankdump.contract.events import Event, EventColumns, EventKind, ProcessGroup
@@ -20,9 +17,7 @@ from rankdump.contract.order import (
     ORDER_FOLDER,
     from_row,
     of_another_job,
-    to_row,
 )
-from rankdump.contract.status import OrderEntry
 from rankdumpd.coordinator import publish
 from rankdumpd.coordinator.merge import merge
 from rankdumpd.coordinator.publish import Publisher
@@ -109,7 +104,7 @@ def test_a_removed_file_is_made_again(tmp_path) -> None:
     assert [row["iteration"] for row in rows(path)] == ["2", "2"]
 
 
-@pytest.mark.parametrize("other", ["k", "a/b", "../../up", "\x00", "x" * 300, "é" * 200])
+@pytest.mark.parametrize("other", ["k", "a/b", "../../up", "\x00", "x" * 300, "\u00e9" * 200])
 def test_another_job_in_the_same_tree_has_files_of_its_own(tmp_path, other) -> None:
     """Nothing of a job id leads out of the folder or onto the first job's file."""
     first, second = Publisher(), Publisher()
@@ -124,13 +119,6 @@ def test_another_job_in_the_same_tree_has_files_of_its_own(tmp_path, other) -> N
     assert (folder / of_another_job(FINDINGS_FILE, other)).read_text() == "found\n"
     assert Publisher().append(order(8), job_id=other, root=str(tmp_path)) == ""
     assert len(rows(own)) == 4
-
-
-def test_job_ids_that_look_alike_in_a_file_name_do_not_share_one() -> None:
-    """What sanitising makes equal, the digest keeps apart."""
-    names = [of_another_job(ORDER_FILE, job) for job in ("a_b", "a/b", "a.b", "a b")]
-    assert len(set(names)) == 4
-    assert names[0] == "execution_order.a_b.csv"
 
 
 def test_findings_are_a_file_only_when_there_are_any(tmp_path) -> None:
@@ -219,67 +207,8 @@ def test_a_damaged_line_is_an_error_of_the_reader(tmp_path) -> None:
         list(publisher.published("j"))
 
 
-NUMBERS = st.integers(0, 2**64 - 1)
-RANKS = st.lists(st.integers(0, 2**32 - 1), max_size=4).map(tuple)
-TEXT = st.text(st.characters(exclude_categories=["Cc", "Cs"]), max_size=30)
-ENTRIES = st.builds(
-    OrderEntry,
-    position=NUMBERS,
-    graph=NUMBERS,
-    iteration=NUMBERS,
-    ranks=RANKS,
-    name=TEXT,
-    kind=st.sampled_from(EventKind),
-    group=TEXT,
-    sequence=NUMBERS,
-    start_us=st.integers(-(2**63), 2**63 - 1),
-    end_us=st.integers(-(2**63), 2**63 - 1),
-    missing=RANKS,
-)
-
-
-@given(ENTRIES)
-def test_a_line_reads_back_as_its_entry(entry) -> None:
-    """from_row is the inverse of to_row."""
-    assert from_row(dict(zip(COLUMNS, to_row(entry), strict=True))) == entry
-
-
 def test_control_characters_do_not_break_a_line(tmp_path) -> None:
     """A name with line breaks in it is still one line."""
     publisher = Publisher()
     publisher.append(order(1, name="a\nb\rc\0d"), job_id="j", root=str(tmp_path))
     assert [entry.name for entry in publisher.published("j")] == ["a b c d", "AllReduce"]
-
-
-GOOD = to_row(OrderEntry(1, 0, 0, (0,), "n", EventKind.OPERATOR))
-
-
-@pytest.mark.parametrize(
-    ("column", "value"),
-    [
-        ("position", "-1"),
-        ("position", "x"),
-        ("kind", "DANCE"),
-        ("ranks", "0 a"),
-        ("missing", "-3"),
-        ("start_us", ""),
-        ("sequence", None),
-        ("group", ...),
-    ],
-)
-def test_a_bad_line_is_damaged_and_named(column, value) -> None:
-    """Any field that cannot be is a DamagedError that says which line."""
-    row = dict(zip(COLUMNS, GOOD, strict=True))
-    if value is ...:
-        del row[column]
-    else:
-        row[column] = value
-    with pytest.raises(DamagedError, match="line of position"):
-        from_row(row)
-
-
-def test_an_entry_of_every_kind_has_its_own_word() -> None:
-    """No two kinds share a word in the file."""
-    words = {to_row(replace(from_row(dict(zip(COLUMNS, GOOD, strict=True))), kind=kind))[3]
-             for kind in EventKind}  # fmt: skip
-    assert len(words) == len(EventKind)

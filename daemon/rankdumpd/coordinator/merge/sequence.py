@@ -1,0 +1,150 @@
+"""Orders the collectives and messages of an iteration: by rule first, by time where free. Pure."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from rankdump.contract.events import Column
+from rankdumpd.coordinator.merge.match import Match
+from rankdumpd.coordinator.merge.table import Table
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CallOrder:
+    """The order of the calls."""
+
+    order: Column
+    """Calls, first to last."""
+    index: Column
+    """Place of each call in that order."""
+    time_us: Column
+    """By place: the latest time among a call and all that must stand before it; never falls."""
+    cycles: tuple[tuple[int, ...], ...]
+    """Calls that wait for each other, each for the next and the last for the first; the order
+    lets the oldest of them go first."""
+
+
+def sequenced(table: Table, match: Match) -> CallOrder:
+    """Return the order of the calls of a table."""
+    times = _times(table, match)
+    order, cycles = _Sequencer(table, match, times).run()
+    ordered = np.array(order, dtype="i8")
+    index = np.empty(len(ordered), dtype="i8")
+    index[ordered] = np.arange(len(ordered))
+    # Whatever had to come first did, so the latest time so far is the latest of all before.
+    return CallOrder(ordered, index, np.maximum.accumulate(times[ordered]), tuple(cycles))
+
+
+def _times(table: Table, match: Match) -> Column:
+    """Return for each call the start of the last event that a member began before its end."""
+    if not len(match):
+        return np.empty(0, dtype="i8")
+    last = np.zeros(len(table["position"]), dtype="i8")
+    for rows in table.ranks.values():
+        ends = table["end_position"][rows]
+        last[rows] = rows.start + np.searchsorted(table["position"][rows], ends, side="right") - 1
+    return np.maximum.reduceat(table["time_us"][last[match.rows]], match.bounds[:-1])
+
+
+class _Lane:
+    """The calls of one rank: which of them may go, given which are done."""
+
+    def __init__(self, calls: Column, positions: Column, ends: Column) -> None:
+        by_end = np.argsort(ends, kind="stable")
+        self.calls: list[int] = calls.tolist()
+        self.by_end: list[int] = calls[by_end].tolist()
+        self.slots: list[int] = np.argsort(by_end).tolist()
+        # How many calls were complete before each one started: those have to be done first.
+        self.needs: list[int] = np.searchsorted(ends[by_end], positions, side="left").tolist()
+        self.done = bytearray(len(self.calls))
+        self.prefix = 0
+        self.following = 0
+
+    def released(self) -> Iterator[int]:
+        """Yield the calls that this rank holds up no longer."""
+        while self.prefix < len(self.done) and self.done[self.prefix]:
+            self.prefix += 1
+        while self.following < len(self.calls) and self.needs[self.following] <= self.prefix:
+            yield self.calls[self.following]
+            self.following += 1
+
+
+class _Sequencer:
+    """Lets one call after the other go, the oldest first of those that nothing holds up."""
+
+    def __init__(self, table: Table, match: Match, times: Column) -> None:
+        first = match.first_rows
+        keys = (times, table["rank"][first], table["position"][first], np.arange(len(match)))
+        self._keys = list(zip(*(key.tolist() for key in keys), strict=True))
+        self._send_of: list[int] = match.send_of.tolist()
+        self._receive_of = {send: call for call, send in enumerate(self._send_of) if send >= 0}
+        self._pending: list[int] = (np.diff(match.bounds) + (match.send_of >= 0)).tolist()
+        self._gone = bytearray(len(match))
+        self._heap: list[tuple[int, int, int, int]] = []
+        self._lanes, self._members = _lanes(table, match)
+
+    def run(self) -> tuple[list[int], list[tuple[int, ...]]]:
+        """Return all calls in order, and the cycles that had to be broken."""
+        order: list[int] = []
+        cycles: list[tuple[int, ...]] = []
+        for lane in self._lanes:
+            self._release(lane.released())
+        while len(order) < len(self._keys):
+            if self._heap:
+                call = heapq.heappop(self._heap)[-1]
+            else:
+                cycles.append(self._cycle(self._gone.index(0)))
+                call = min(cycles[-1], key=self._keys.__getitem__)
+            order.append(call)
+            self._go(call)
+        return order, cycles
+
+    def _release(self, calls: Iterator[int]) -> None:
+        for call in calls:
+            self._pending[call] -= 1
+            if not self._pending[call] and not self._gone[call]:
+                heapq.heappush(self._heap, self._keys[call])
+
+    def _go(self, call: int) -> None:
+        self._gone[call] = True
+        for lane, place in self._members[call]:
+            lane.done[lane.slots[place]] = True
+            self._release(lane.released())
+        if call in self._receive_of:
+            self._release(iter((self._receive_of[call],)))
+
+    def _cycle(self, call: int) -> tuple[int, ...]:
+        """Follow what holds a call up until the way closes; return the circle, causes first."""
+        path: dict[int, None] = {}
+        while call not in path:
+            path[call] = None
+            call = self._holds_up(call)
+        circle = list(path)
+        return tuple(reversed(circle[circle.index(call) :]))
+
+    def _holds_up(self, call: int) -> int:
+        for lane, place in self._members[call]:
+            if place >= lane.following:
+                return lane.by_end[lane.prefix]
+        return self._send_of[call]
+
+
+def _lanes(table: Table, match: Match) -> tuple[list[_Lane], list[list[tuple[_Lane, int]]]]:
+    """Return the lane of every rank, and where in which lanes each call stands."""
+    calls = np.repeat(np.arange(len(match)), np.diff(match.bounds))
+    by_row = np.argsort(match.rows, kind="stable")
+    calls, rows = calls[by_row], match.rows[by_row]
+    lanes: list[_Lane] = []
+    members: list[list[tuple[_Lane, int]]] = [[] for _ in range(len(match))]
+    for span in table.ranks.values():
+        low, high = np.searchsorted(rows, (span.start, span.stop))
+        own = rows[low:high]
+        lane = _Lane(calls[low:high], table["position"][own], table["end_position"][own])
+        for place, call in enumerate(lane.calls):
+            members[call].append((lane, place))
+        lanes.append(lane)
+    return lanes, members

@@ -1,0 +1,150 @@
+"""The frozen values that the rooms of the coordinator hand to each other. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from rankdump.contract.events import Column, EventColumns, EventKind, ProcessGroup
+from rankdump.contract.status import (
+    ArrivalHint,
+    IterationStatus,
+    Load,
+    OrderEntry,
+    RankEvents,
+    SessionStatus,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What an agent says at once, checked."""
+
+    agent_id: str
+    sequence: int
+    """Rises by one per report of an agent; repeating one changes nothing."""
+    sessions: tuple[SessionStatus, ...] = ()
+    iterations: tuple[IterationStatus, ...] = ()
+    events: tuple[tuple[RankEvents, EventColumns], ...] = ()
+    load: Load = field(default_factory=Load)
+    roots: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Tree of each job named above."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IterationView:
+    """What is gathered of one iteration of one job, to be merged."""
+
+    job_id: str
+    iteration: int
+    root: str
+    """Tree of the job; empty while no report has named it."""
+    events: Mapping[int, tuple[EventColumns, ...]]
+    """Batches of each rank, as they came."""
+    excluded: frozenset[int]
+    """Ranks that the plan leaves out."""
+    late: tuple[int, ...]
+    """Ranks that have neither completed it nor closed their session; the first few of them."""
+    late_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """One job as gathered so far."""
+
+    job_id: str
+    roots: tuple[str, ...]
+    sessions: tuple[SessionStatus, ...]
+    iterations: tuple[IterationStatus, ...]
+    hints: tuple[ArrivalHint, ...]
+    findings: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """Every job as gathered so far, and the load of the agents."""
+
+    jobs: Mapping[str, JobView]
+    latest: str
+    """The job that reported last; empty before the first report."""
+    load: Load
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Calls:
+    """Collectives and messages of one iteration, in their order, with all who took part.
+
+    Element i of every column of `columns` describes call i; the members of call i are the
+    elements `bounds[i]` to `bounds[i + 1]` of every column of `members`.
+    """
+
+    columns: dict[str, Column]
+    """graph, name, kind, group (index into the groups), sequence, start_us, end_us."""
+    bounds: Column
+    members: dict[str, Column]
+    """rank, start_us."""
+    missing: Mapping[int, tuple[int, ...]]
+    """Members that should have taken part and did not, by call; calls without any are absent."""
+
+    def __len__(self) -> int:
+        return len(self.bounds) - 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GlobalOrder:
+    """The merged order of one iteration; columns first, entries where they are written down."""
+
+    iteration: int
+    names: tuple[str, ...]
+    groups: tuple[ProcessGroup, ...]
+    columns: dict[str, Column]
+    """One element per line: call (-1 for an operator), graph, name, rank, start_us, end_us."""
+    calls: Calls
+    findings: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.columns["call"])
+
+    def entries(self, first_position: int = 0) -> Iterator[OrderEntry]:
+        """Yield the lines in order, their positions rising from the one given."""
+        columns = (self.columns[column].tolist() for column in _LINE)
+        lines: Iterable[tuple[int, ...]] = zip(*columns, strict=True)
+        for position, line in enumerate(lines, first_position):
+            call = line[0]
+            yield self._operator(position, line) if call < 0 else self._call(position, call)
+
+    def _operator(self, position: int, line: tuple[int, ...]) -> OrderEntry:
+        _, graph, name, rank, start, end = line
+        return OrderEntry(
+            position=position,
+            graph=graph,
+            iteration=self.iteration,
+            ranks=(rank,),
+            name=self.names[name],
+            kind=EventKind.OPERATOR,
+            start_us=start,
+            end_us=end,
+        )
+
+    def _call(self, position: int, call: int) -> OrderEntry:
+        low, high = self.calls.bounds[call : call + 2]
+        graph, name, kind, group, sequence, start, end = (
+            int(self.calls.columns[column][call]) for column in _CALL
+        )
+        return OrderEntry(
+            position=position,
+            graph=graph,
+            iteration=self.iteration,
+            ranks=tuple(self.calls.members["rank"][low:high].tolist()),
+            name=self.names[name],
+            kind=EventKind(kind),
+            group=self.groups[group].name,
+            sequence=sequence,
+            start_us=start,
+            end_us=end,
+            missing=self.calls.missing.get(call, ()),
+        )
+
+
+_LINE = ("call", "graph", "name", "rank", "start_us", "end_us")
+_CALL = ("graph", "name", "kind", "group", "sequence", "start_us", "end_us")
