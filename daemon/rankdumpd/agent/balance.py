@@ -1,0 +1,101 @@
+"""Counts of what became of tensors, and the sentences where they do not add up. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rankdump.contract.exchange import IterationEnd, SessionRequest
+from rankdump.contract.status import IterationStatus, SessionState, SessionStatus
+from rankdumpd.agent.values import Fate
+
+
+@dataclass(slots=True)
+class Tally:
+    """Running counts of one iteration; an iteration that runs twice is counted together."""
+
+    expected: int = 0
+    complete: bool = False
+    kept: Counter[Fate] = field(default_factory=Counter[Fate])
+    dropped: Counter[str] = field(default_factory=Counter[str])
+    bytes_in: int = 0
+    bytes_stored: int = 0
+
+    def count(
+        self, fate: Fate, reason: str, *, records: int = 1, bytes_in: int, bytes_stored: int
+    ) -> None:
+        """Add records that ended the same way."""
+        if fate is Fate.DROPPED:
+            self.dropped[reason] += records
+        else:
+            self.kept[fate] += records
+        self.bytes_in += bytes_in
+        self.bytes_stored += bytes_stored
+
+    def end(self, end: IterationEnd) -> None:
+        """Add what the rank itself declares at the end of the iteration."""
+        self.expected += end.expected
+        self.dropped.update(end.dropped)
+        self.complete = True
+
+    def status(self, request: SessionRequest, iteration: int) -> IterationStatus:
+        """Return the counts as they stand."""
+        return IterationStatus(
+            job_id=request.job_id,
+            session_id=request.session_id,
+            rank=request.rank,
+            iteration=iteration,
+            complete=self.complete,
+            expected=self.expected,
+            stored=self.kept[Fate.STORED],
+            linked=self.kept[Fate.LINKED],
+            degraded=self.kept[Fate.DEGRADED],
+            dropped={reason: count for reason, count in self.dropped.items() if count},
+            bytes_in=self.bytes_in,
+            bytes_stored=self.bytes_stored,
+        )
+
+
+def findings(session: SessionStatus, iterations: Sequence[IterationStatus]) -> list[str]:
+    """Return what does not add up in one session, one sentence each."""
+    found = [_unbalanced(status) for status in iterations if not _fine(status)]
+    if session.state is not SessionState.OPEN:
+        found += [
+            f"rank {status.rank} ended within iteration {status.iteration}, "
+            f"with {status.kept} tensors in the tree"
+            for status in iterations
+            if not status.complete
+        ]
+    if session.state is SessionState.CLOSED and not any(status.kept for status in iterations):
+        found.append(f"rank {session.rank} collected nothing: {_why_nothing(session, iterations)}")
+    return found
+
+
+def _fine(status: IterationStatus) -> bool:
+    return status.balanced or not status.complete
+
+
+def _unbalanced(status: IterationStatus) -> str:
+    return (
+        f"rank {status.rank}, iteration {status.iteration}: {status.expected} tensors expected, "
+        f"{status.kept} kept and {sum(status.dropped.values())} dropped"
+    )
+
+
+def _why_nothing(session: SessionStatus, iterations: Iterable[IterationStatus]) -> str:
+    if session.excluded:
+        return session.excluded
+    reasons: Counter[str] = Counter()
+    for status in iterations:
+        reasons.update(status.dropped)
+    if reasons:
+        return "dropped: " + _counts(reasons)
+    ended = sum(1 for status in iterations if status.complete)
+    if ended:
+        return f"no tensor was selected in {ended} selected iterations"
+    return f"none of the {session.iterations_seen} iterations it ran was selected"
+
+
+def _counts(reasons: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))

@@ -1,0 +1,72 @@
+"""Bytes and records on their way through the agent: who has to wait before more comes in."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+
+from rankdump.contract.errors import UnavailableError
+
+
+class Budget:
+    """A limit in bytes; the first to wait is the first to go on.
+
+    What exceeds the whole limit passes alone, when nothing else is under way.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._changed = threading.Condition()
+        self._waiting: deque[object] = deque()
+        self._used_bytes = 0
+        self._items = 0
+        self._closed = False
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes under way."""
+        return self._used_bytes
+
+    @property
+    def items(self) -> int:
+        """Frames under way."""
+        return self._items
+
+    def take(self, cost_bytes: int) -> None:
+        """Wait until there is room, then occupy it; UnavailableError once closed."""
+        place = object()
+        with self._changed:
+            self._waiting.append(place)
+            try:
+                self._changed.wait_for(lambda: self._closed or self._may_pass(place, cost_bytes))
+                if self._closed:
+                    raise UnavailableError("the agent is stopping")
+                self._used_bytes += cost_bytes
+                self._items += 1
+            finally:
+                self._waiting.remove(place)
+                self._changed.notify_all()
+
+    def give(self, cost_bytes: int, *, items: int = 1) -> None:
+        """Free what was taken."""
+        with self._changed:
+            self._used_bytes -= cost_bytes
+            self._items -= items
+            self._changed.notify_all()
+
+    def wait_idle(self, timeout_s: float) -> int:
+        """Wait until nothing is under way; return the frames that still are."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._items == 0, timeout_s)
+            return self._items
+
+    def close(self) -> None:
+        """Turn away everyone who waits, now and later."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _may_pass(self, place: object, cost_bytes: int) -> bool:
+        if self._waiting[0] is not place:
+            return False
+        return self._items == 0 or self._used_bytes + cost_bytes <= self._limit_bytes

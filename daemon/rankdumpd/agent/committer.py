@@ -1,0 +1,133 @@
+"""The one thread that commits: a batch of frames, one transaction, then effects and answers."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import sqlite3
+import threading
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from rankdumpd.agent.budget import Budget
+from rankdumpd.agent.effects import Effects
+from rankdumpd.agent.ledger import Ledger
+from rankdumpd.agent.registry import Registry
+from rankdumpd.agent.sessions import Session
+from rankdumpd.agent.values import Declared, Outcome
+
+MAX_BATCH = 4096
+RETRY_S = 1.0
+FRAME_COST_BYTES = 1024
+"""What a frame occupies besides its tensor."""
+
+Done: TypeAlias = "Outcome | Declared"
+
+_log = logging.getLogger(__name__)
+
+
+def cost_bytes(item_bytes: int) -> int:
+    """Return what a frame with that many bytes occupies until it is committed."""
+    return item_bytes + FRAME_COST_BYTES
+
+
+@dataclass(slots=True)
+class _Share:
+    """One session's part of a batch."""
+
+    outcomes: list[Outcome] = field(default_factory=list[Outcome])
+    declared: list[Declared] = field(default_factory=list[Declared])
+
+
+class Committer:
+    """Takes finished frames from any thread; nothing ends it but `stop`."""
+
+    def __init__(
+        self, ledger: Ledger, registry: Registry, effects: Effects, budget: Budget
+    ) -> None:
+        self._ledger, self._registry, self._effects = ledger, registry, effects
+        self._budget = budget
+        self._done: queue.SimpleQueue[tuple[Done, int] | None] = queue.SimpleQueue()
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin to work."""
+        self._thread = threading.Thread(target=self._run, name="rankdumpd-committer")
+        self._thread.start()
+
+    def submit(self, item: Done, cost: int) -> None:
+        """Hand over a frame with what it occupies; never waits."""
+        self._done.put((item, cost))
+
+    def stop(self) -> None:
+        """Commit what was submitted, give up where the disk refuses, end the thread."""
+        self._stopping.set()
+        if self._thread:
+            self._done.put(None)
+            self._thread.join()
+            self._thread = None
+
+    def _run(self) -> None:
+        running = True
+        while running:
+            batch, running = self._batch()
+            if batch:
+                self._settle(batch)
+
+    def _batch(self) -> tuple[list[tuple[Done, int]], bool]:
+        batch: list[tuple[Done, int]] = []
+        item = self._done.get()
+        while item is not None:
+            batch.append(item)
+            if len(batch) >= MAX_BATCH or self._done.empty():
+                return batch, True
+            item = self._done.get()
+        return batch, False
+
+    def _settle(self, batch: list[tuple[Done, int]]) -> None:
+        try:
+            shares = self._shares(batch)
+            if self._commit(shares):
+                for session, share in shares.items():
+                    session.committed(share.outcomes, share.declared)
+                    self._apply(session)
+        except Exception:
+            # A fault in one batch must not silence the acknowledgements of all others.
+            _log.exception("a batch of %d frames was not settled", len(batch))
+        finally:
+            self._budget.give(sum(cost for _, cost in batch), items=len(batch))
+
+    def _apply(self, session: Session) -> None:
+        try:
+            self._effects.apply_due(session)
+        except Exception as error:
+            request = session.request
+            _log.exception("session %s of rank %d", request.session_id, request.rank)
+            session.trouble(f"rank {request.rank}: a declaration had no effect: {error}")
+
+    def _shares(self, batch: list[tuple[Done, int]]) -> dict[Session, _Share]:
+        shares: defaultdict[Session, _Share] = defaultdict(_Share)
+        for item, _ in batch:
+            share = shares[self._registry.get(item.ticket.session_id)]
+            if isinstance(item, Outcome):
+                share.outcomes.append(item)
+            else:
+                share.declared.append(item)
+        return shares
+
+    def _commit(self, shares: dict[Session, _Share]) -> bool:
+        while True:
+            try:
+                self._ledger.commit(
+                    [outcome for share in shares.values() for outcome in share.outcomes],
+                    [declared for share in shares.values() for declared in share.declared],
+                    {s.request.session_id: s.watermark for s in shares},
+                    synced=any(session.synced for session in shares),
+                )
+                return True
+            except sqlite3.OperationalError as error:
+                _log.error("the ledger cannot be written, trying again: %s", error)
+                if self._stopping.wait(RETRY_S):
+                    return False

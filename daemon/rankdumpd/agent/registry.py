@@ -1,0 +1,157 @@
+"""All sessions of an agent: opening, resuming and finding them; one live session per rank."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import secrets
+import threading
+from collections.abc import Callable
+
+from rankdump.contract.errors import RefusedError, UnavailableError
+from rankdump.contract.exchange import SessionGrant, SessionRequest
+from rankdump.contract.status import SessionState
+from rankdumpd.agent import metadata, vet
+from rankdumpd.agent.ledger import Ledger
+from rankdumpd.agent.sessions import Listener, Session
+from rankdumpd.agent.values import Declared, SessionRow
+
+MAX_CLOSED_SESSIONS = 1024
+
+_log = logging.getLogger(__name__)
+
+
+class Registry:
+    """Knows every session that is open or was lately; safe to use from several threads."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        *,
+        max_record_bytes: int,
+        read_declared: Callable[[bytes, str], Declared],
+    ) -> None:
+        self._ledger = ledger
+        self._max_record_bytes = max_record_bytes
+        self._read_declared = read_declared
+        self._lock = threading.RLock()
+        self._sessions: dict[str, Session] = {}
+        self._draining = False
+
+    def recover(self) -> list[Session]:
+        """Take up what an earlier process left unfinished; return those sessions."""
+        for row in self._ledger.unfinished():
+            try:
+                session = self._restored(row)
+            except Exception:
+                # One row that cannot be read must not keep all other ranks out.
+                _log.exception("session %s cannot be taken up again", row.request.session_id)
+                continue
+            self._sessions[row.request.session_id] = session
+        return self.all()
+
+    def open(self, request: SessionRequest) -> SessionGrant:
+        """Let a rank in or back in; RefusedError and UnavailableError say why not."""
+        plan = vet.plan_of(request)
+        with self._lock:
+            if self._draining:
+                raise UnavailableError("the agent is stopping and takes no new sessions")
+            session = self._find(request.session_id)
+            if session:
+                _check_same(session.request, request)
+            self._check_alone(request)
+            session = session or Session(request, plan)
+            _introduce(session, request)
+            self._ledger.open_session(request)
+            session.reopen(request)
+            self._sessions[request.session_id] = session
+            self._forget_closed()
+        return SessionGrant(
+            token=session.token,
+            acknowledged=session.acknowledged,
+            max_record_bytes=self._max_record_bytes,
+            excluded=session.excluded,
+        )
+
+    def connect(self, session_id: str, token: bytes, listener: Listener) -> Session:
+        """Give a session its stream; RefusedError when the caller cannot be it."""
+        with self._lock:
+            session = self._sessions.get(session_id)
+            if session is None:
+                raise UnavailableError(f"session {session_id!r} is not open here: open it again")
+            if not secrets.compare_digest(session.token, token):
+                raise RefusedError(f"session {session_id!r}: the token is not the one it was given")
+            self._check_alone(session.request)
+            session.connect(listener)
+            return session
+
+    def get(self, session_id: str) -> Session:
+        """Return a session that is known to be there."""
+        return self._sessions[session_id]
+
+    def all(self) -> list[Session]:
+        """Return all sessions, in the order in which they came."""
+        with self._lock:
+            return list(self._sessions.values())
+
+    def refuse(self) -> None:
+        """Let nobody in from now on."""
+        with self._lock:
+            self._draining = True
+
+    def _find(self, session_id: str) -> Session | None:
+        if session_id in self._sessions:
+            return self._sessions[session_id]
+        row = self._ledger.find(session_id)
+        return self._restored(row) if row else None
+
+    def _restored(self, row: SessionRow) -> Session:
+        session_id = row.request.session_id
+        session = Session(row.request, vet.plan_of(row.request))
+        session.restore(
+            row,
+            beyond=self._ledger.committed_beyond(session_id, row.watermark),
+            counts=self._ledger.counts(session_id),
+            ends=self._ledger.ends(session_id),
+            due=[
+                self._read_declared(raw, session_id) for raw in self._ledger.unapplied(session_id)
+            ],
+        )
+        return session
+
+    def _check_alone(self, request: SessionRequest) -> None:
+        for other in self._sessions.values():
+            theirs = other.request
+            same = (theirs.job_id, theirs.rank) == (request.job_id, request.rank)
+            if same and theirs.session_id != request.session_id and other.live:
+                raise RefusedError(
+                    f"rank {request.rank} of job {request.job_id!r} is process {theirs.pid} "
+                    f"on host {theirs.host!r} already, and connected"
+                )
+
+    def _forget_closed(self) -> None:
+        closed = [
+            session_id
+            for session_id, session in self._sessions.items()
+            if session.idle and session.status().state is not SessionState.OPEN
+        ]
+        for session_id in closed[: max(0, len(closed) - MAX_CLOSED_SESSIONS)]:
+            del self._sessions[session_id]
+
+
+def _check_same(known: SessionRequest, request: SessionRequest) -> None:
+    for name in ("job_id", "rank", "world_size", "device", "plan_json"):
+        if getattr(known, name) != getattr(request, name):
+            raise RefusedError(f"session {request.session_id!r} was opened with another {name}")
+
+
+def _introduce(session: Session, request: SessionRequest) -> None:
+    try:
+        metadata.introduce(session.tree, request)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise RefusedError(
+                f"output root {session.plan.output.root!r} cannot be written: {error}"
+            ) from None
+        # Room may come back while the job runs; until then its records are counted as dropped.
+        session.trouble(f"rank {request.rank}: no room for its metadata: {error}")

@@ -1,0 +1,101 @@
+"""The ledger's tables, and how values stand in their rows. Pure."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from rankdump.contract.exchange import SessionRequest
+from rankdump.contract.status import SessionState
+from rankdumpd.agent.values import Declared, Outcome, SessionRow
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS sessions (
+    session_id TEXT PRIMARY KEY,
+    request TEXT NOT NULL,           -- JSON of what the rank said of itself
+    plan BLOB NOT NULL,
+    state TEXT NOT NULL,
+    watermark INTEGER NOT NULL,      -- every frame up to here stands below; more may
+    iterations_seen INTEGER NOT NULL,
+    notes TEXT NOT NULL,             -- JSON list
+    graphs TEXT NOT NULL             -- JSON list: graphs whose program order is in the tree
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS records (
+    session_id TEXT NOT NULL,
+    sequence INTEGER NOT NULL,
+    graph INTEGER NOT NULL,
+    iteration INTEGER NOT NULL,
+    fate TEXT NOT NULL,
+    reason TEXT NOT NULL,
+    path TEXT NOT NULL,
+    op_type TEXT NOT NULL,
+    op_name TEXT NOT NULL,
+    argument TEXT NOT NULL,
+    dtype TEXT NOT NULL,
+    shape TEXT NOT NULL,             -- JSON list
+    bytes_in INTEGER NOT NULL,
+    bytes_stored INTEGER NOT NULL,
+    digest TEXT NOT NULL,
+    PRIMARY KEY (session_id, sequence)
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS records_by_iteration ON records (session_id, iteration);
+CREATE TABLE IF NOT EXISTS declarations (
+    session_id TEXT NOT NULL,
+    sequence INTEGER NOT NULL,
+    kind TEXT NOT NULL,
+    body BLOB NOT NULL,              -- the frame as it came; empty once nobody needs it
+    applied INTEGER NOT NULL,
+    PRIMARY KEY (session_id, sequence)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS iterations (
+    session_id TEXT NOT NULL,
+    sequence INTEGER NOT NULL,
+    iteration INTEGER NOT NULL,
+    expected INTEGER NOT NULL,
+    dropped TEXT NOT NULL,           -- JSON: what the rank itself dropped, by reason
+    PRIMARY KEY (session_id, sequence)
+) WITHOUT ROWID;
+"""
+SESSION_COLUMNS = "request, plan, state, watermark, iterations_seen, notes, graphs"
+
+
+def session_row(row: tuple[Any, ...]) -> SessionRow:
+    """Return a session from the columns of SESSION_COLUMNS."""
+    request, plan, state, watermark, seen, notes, graphs = row
+    return SessionRow(
+        request=SessionRequest(**json.loads(request), plan_json=plan, config_source=b""),
+        state=SessionState(state),
+        watermark=watermark,
+        iterations_seen=seen,
+        notes=tuple(json.loads(notes)),
+        ordered_graphs=tuple(json.loads(graphs)),
+    )
+
+
+def record_row(outcome: Outcome) -> tuple[str | int, ...]:
+    """Return a record's columns."""
+    head, key = outcome.head, outcome.head.key
+    return (
+        outcome.ticket.session_id,
+        outcome.ticket.sequence,
+        key.graph,
+        key.iteration,
+        outcome.fate.value,
+        outcome.reason,
+        outcome.path,
+        key.op_type,
+        key.op_name,
+        head.argument,
+        head.dtype,
+        json.dumps(head.shape),
+        head.byte_count,
+        outcome.bytes_stored,
+        outcome.digest,
+    )
+
+
+def declaration_row(declared: Declared) -> tuple[str | int | bytes, ...]:
+    """Return a declaration's columns but the last, `applied`."""
+    ticket = declared.ticket
+    kind = type(declared.declaration).__name__
+    return (ticket.session_id, ticket.sequence, kind, declared.raw)

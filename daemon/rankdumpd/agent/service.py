@@ -1,0 +1,150 @@
+"""The agent, put together: receive -> admit -> encode -> write -> ledger -> report."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import grpc
+
+from rankdump.contract.exchange import RecordHead
+from rankdump.contract.selection import Verdict
+from rankdump.contract.status import Load, StatusView
+from rankdump.wire.v1 import agent_pb2_grpc
+from rankdumpd.agent import receive
+from rankdumpd.agent.admit import verdict
+from rankdumpd.agent.budget import Budget
+from rankdumpd.agent.committer import Committer, cost_bytes
+from rankdumpd.agent.disk import DiskGauge
+from rankdumpd.agent.effects import Effects
+from rankdumpd.agent.encode import encode
+from rankdumpd.agent.ledger import Ledger
+from rankdumpd.agent.mailbox import Mailbox
+from rankdumpd.agent.pipeline import Workers
+from rankdumpd.agent.registry import Registry
+from rankdumpd.agent.report import Reporter
+from rankdumpd.agent.servicer import SERVICE_NAME, AgentServicer
+from rankdumpd.agent.sessions import Session
+from rankdumpd.agent.stream import OpenStreams, Reader
+from rankdumpd.agent.values import Outcome, Parcel, Policy
+from rankdumpd.settings import AgentSettings
+
+_JOIN_S = 5.0
+
+
+class Agent:
+    """One agent; it owns its ledger from the moment it is made until `stop`."""
+
+    service_names: tuple[str, ...] = (SERVICE_NAME,)
+
+    def __init__(self, settings: AgentSettings) -> None:
+        self._policy = Policy(settings.max_record_bytes, settings.keep_free_bytes)
+        self._disk = DiskGauge()
+        self._budget = Budget(settings.queue_bytes)
+        self._streams = OpenStreams()
+
+        self._reporter = Reporter(settings.coordinator, self._load)
+        self._ledger = Ledger(Path(settings.state_dir))
+        self._registry = Registry(
+            self._ledger,
+            max_record_bytes=settings.max_record_bytes,
+            read_declared=receive.declaration_again,
+        )
+        self._effects = Effects(self._ledger, self._reporter)
+        self._committer = Committer(self._ledger, self._registry, self._effects, self._budget)
+        workers = settings.workers or len(os.sched_getaffinity(0))
+        self._workers = Workers(workers, self._encode_and_write, self._commit)
+
+    def register(self, server: grpc.Server) -> None:
+        """Add the agent's service to a server."""
+        servicer = AgentServicer(
+            self._registry,
+            self._streams,
+            reader=self._reader,
+            changed=self._tell_session,
+            view=self.view,
+            settle=self._settle,
+        )
+        agent_pb2_grpc.add_AgentServiceServicer_to_server(servicer, server)
+
+    def start(self) -> None:
+        """Finish what an earlier process left, then begin to work, last room first."""
+        for session in self._registry.recover():
+            self._effects.apply_due(session)
+            self._tell_session(session)
+        self._reporter.start()
+        self._committer.start()
+        self._workers.start()
+
+    def drain(self, timeout_s: float) -> int:
+        """Let ranks finish their streams, then finish the queue; return what is left."""
+        deadline = time.monotonic() + timeout_s
+        self._registry.refuse()
+        # Ranks get half of the time, so that what they have sent can be finished.
+        self._streams.drain(timeout_s / 2)
+        self._streams.end("the agent is stopping")
+        left = self._settle(max(0.0, deadline - time.monotonic()))
+        # The coordinator may go before this process does; there is nothing more to tell it.
+        self._reporter.stop()
+        return left
+
+    def stop(self) -> None:
+        """End at once; what was not acknowledged is sent again to the next agent."""
+        self._registry.refuse()
+        self._budget.close()
+        self._streams.end("the agent is stopping")
+        self._streams.join(_JOIN_S)
+        self._workers.stop()
+        self._committer.stop()
+        self._reporter.stop()
+        self._ledger.close()
+
+    def view(self) -> StatusView:
+        """Return everything people may want to know."""
+        sessions = self._registry.all()
+        return StatusView(
+            sessions=tuple(session.status() for session in sessions),
+            iterations=tuple(status for session in sessions for status in session.iterations()),
+            load=self._load(),
+            roots=tuple(dict.fromkeys(str(session.tree.root) for session in sessions)),
+            findings=(
+                *(sentence for session in sessions for sentence in session.findings()),
+                *self._reporter.findings(),
+            ),
+        )
+
+    def _reader(self, session: Session, mailbox: Mailbox) -> Reader:
+        return Reader(
+            session,
+            mailbox,
+            budget=self._budget,
+            workers=self._workers,
+            committer=self._committer,
+            admit=self._admit,
+        )
+
+    def _admit(self, session: Session, head: RecordHead) -> Verdict:
+        free, total = self._disk.room(session.tree.root)
+        load = Load(self._budget.items, self._budget.used_bytes, free, total)
+        return verdict(head, session.plan, session.request.device, load, self._policy)
+
+    def _encode_and_write(self, parcel: Parcel) -> Outcome:
+        session = self._registry.get(parcel.ticket.session_id)
+        return session.writer.write(encode(parcel, session.codec))
+
+    def _commit(self, outcome: Outcome) -> None:
+        self._committer.submit(outcome, cost_bytes(outcome.head.byte_count))
+
+    def _settle(self, timeout_s: float) -> int:
+        deadline = time.monotonic() + timeout_s
+        left = self._budget.wait_idle(timeout_s)
+        return left + self._reporter.flush(max(0.0, deadline - time.monotonic()))
+
+    def _tell_session(self, session: Session) -> None:
+        self._reporter.session(session.status(), str(session.tree.root))
+
+    def _load(self) -> Load:
+        rooms = [self._disk.room(session.tree.root) for session in self._registry.all()]
+        free, total = min(rooms, default=(0, 0))
+        return Load(self._budget.items, self._budget.used_bytes, free, total)

@@ -1,0 +1,106 @@
+"""The agent on the wire: messages in, messages out, errors as status codes; decides nothing."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+
+import grpc
+
+from rankdump.contract.errors import ProtocolError, RankdumpError, RetryableError
+from rankdump.contract.status import StatusView
+from rankdump.wire import convert, views
+from rankdump.wire.errors import code_of
+from rankdump.wire.v1 import agent_pb2, agent_pb2_grpc
+from rankdumpd.agent.mailbox import Mailbox
+from rankdumpd.agent.registry import Registry
+from rankdumpd.agent.sessions import Session
+from rankdumpd.agent.stream import OpenStreams, Reader
+
+_log = logging.getLogger(__name__)
+
+SERVICE_NAME = agent_pb2.DESCRIPTOR.services_by_name["AgentService"].full_name
+
+
+class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
+    """Answers ranks and people."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        streams: OpenStreams,
+        *,
+        reader: Callable[[Session, Mailbox], Reader],
+        changed: Callable[[Session], None],
+        view: Callable[[], StatusView],
+        settle: Callable[[float], int],
+    ) -> None:
+        """Call `changed` when a session's state may have; `settle` waits for all that arrived."""
+        self._registry, self._streams = registry, streams
+        self._reader, self._changed = reader, changed
+        self._view, self._settle = view, settle
+
+    def OpenSession(  # noqa: N802 - the name is the generated base class's
+        self, request: agent_pb2.OpenSessionRequest, context: grpc.ServicerContext
+    ) -> agent_pb2.OpenSessionResponse:
+        """Let a rank in, or say why not."""
+        with _answered(context):
+            grant = self._registry.open(convert.session_request_from_wire(request))
+            self._changed(self._registry.get(request.session_id))
+            return convert.session_grant_to_wire(grant)
+
+    def Push(  # noqa: N802 - the name is the generated base class's
+        self, request_iterator: Iterator[agent_pb2.PushRequest], context: grpc.ServicerContext
+    ) -> Iterator[agent_pb2.PushResponse]:
+        """Take frames from a rank and acknowledge them for as long as its stream lives."""
+        mailbox = Mailbox()
+        if not context.add_callback(lambda: mailbox.end("the rank is gone")):
+            return
+        with _answered(context):
+            hello = _hello(request_iterator)
+            session = self._registry.connect(hello.session_id, hello.token, mailbox)
+            try:
+                self._changed(session)
+                self._streams.add(mailbox, self._reader(session, mailbox), request_iterator)
+                for news in mailbox.answers():
+                    yield agent_pb2.PushResponse(
+                        acknowledged_sequence=news.sequence, draining=news.draining
+                    )
+            finally:
+                self._streams.discard(mailbox)
+                if session.disconnect(mailbox):
+                    self._changed(session)
+
+    def AgentStatus(  # noqa: N802 - the name is the generated base class's
+        self, request: agent_pb2.AgentStatusRequest, context: grpc.ServicerContext
+    ) -> agent_pb2.AgentStatusResponse:
+        """Say how everything stands."""
+        return agent_pb2.AgentStatusResponse(view=views.view_to_wire(self._view()))
+
+    def Control(  # noqa: N802 - the name is the generated base class's
+        self, request: agent_pb2.ControlRequest, context: grpc.ServicerContext
+    ) -> agent_pb2.ControlResponse:
+        """Wait until everything received is in the tree and reported, or the deadline strikes."""
+        with _answered(context):
+            if not request.HasField("drain"):
+                raise ProtocolError("control without an action")
+            left = self._settle(request.drain.timeout_ms / 1000)
+            return agent_pb2.ControlResponse(drained=left == 0, queued_records=left)
+
+
+def _hello(requests: Iterator[agent_pb2.PushRequest]) -> agent_pb2.Hello:
+    first = next(requests, None)
+    if first is None or not first.HasField("hello"):
+        raise ProtocolError("a stream's first message says hello")
+    return first.hello
+
+
+@contextmanager
+def _answered(context: grpc.ServicerContext) -> Generator[None]:
+    try:
+        yield
+    except RankdumpError as error:
+        level = logging.INFO if isinstance(error, RetryableError) else logging.WARNING
+        _log.log(level, "a call ends with %s: %s", code_of(error).name, error)
+        context.abort(code_of(error), str(error))

@@ -1,0 +1,248 @@
+"""Sessions of ranks: who they are, what they have sent, and which of two claimants is live."""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+import threading
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Protocol
+
+from rankdump.codec import Codec, codec_named
+from rankdump.contract import selection
+from rankdump.contract.exchange import IterationEnd, SessionEnd, SessionRequest
+from rankdump.contract.plan import DumpPlan
+from rankdump.contract.status import IterationStatus, SessionState, SessionStatus
+from rankdumpd.agent import balance
+from rankdumpd.agent.balance import Tally
+from rankdumpd.agent.program import ProgramOrder
+from rankdumpd.agent.progress import Progress
+from rankdumpd.agent.tree import Tree
+from rankdumpd.agent.values import CountRow, Declared, EndRow, Outcome, SessionRow
+from rankdumpd.agent.write import Writer
+
+
+class Listener(Protocol):
+    """The stream of a session, as far as its session knows it."""
+
+    def acknowledge(self, sequence: int) -> None:
+        """Tell the rank that everything up to this number is accounted for."""
+        ...
+
+    def end(self, reason: str) -> None:
+        """Break the stream off; the rank may come back."""
+        ...
+
+
+class Session:
+    """One rank's session; safe to use from several threads."""
+
+    def __init__(self, request: SessionRequest, plan: DumpPlan) -> None:
+        output = plan.output
+        self.plan = plan
+        self.codec: Codec = codec_named(output.codec)
+        self.synced = plan.delivery.durability == "synced"
+        self.tree = Tree(
+            output.root,
+            file_mode=output.file_mode,
+            folder_mode=output.folder_mode,
+            synced=self.synced,
+        )
+        self.writer = Writer(self.tree)
+        self.program = ProgramOrder()
+        self.request = request
+        self.token = secrets.token_bytes(16)
+        self.excluded = selection.device_verdict(plan, request.device).reason
+        self._lock = threading.Lock()
+        self._expected = True
+        self._farewell: SessionEnd | None = None
+        self._progress = Progress()
+        self._acknowledged = 0
+        self._under_way: set[int] = set()
+        self._due: dict[int, Declared] = {}
+        self._restored_to = 0
+        self._tallies: dict[int, Tally] = defaultdict(Tally)
+        self._troubles: list[str] = []
+        self._listener: Listener | None = None
+
+    def restore(
+        self,
+        row: SessionRow,
+        *,
+        beyond: Iterable[int],
+        counts: Iterable[CountRow],
+        ends: Iterable[EndRow],
+        due: Iterable[Declared],
+    ) -> None:
+        """Become what the ledger remembers; before anybody else knows this session."""
+        self._expected = False
+        if row.state is SessionState.CLOSED:
+            self._farewell = SessionEnd(row.iterations_seen, row.notes)
+        self.program = ProgramOrder(row.ordered_graphs)
+        self._progress = Progress(row.watermark, beyond)
+        self._acknowledged = self._progress.watermark
+        self._due = {declared.ticket.sequence: declared for declared in due}
+        self._restored_to = max(self._due, default=0)
+        for count in counts:
+            self._tallies[count.iteration].count(
+                count.fate,
+                count.reason,
+                records=count.records,
+                bytes_in=count.bytes_in,
+                bytes_stored=count.bytes_stored,
+            )
+        for end in ends:
+            self._tallies[end.iteration].end(IterationEnd(end.iteration, end.expected, end.dropped))
+
+    @property
+    def watermark(self) -> int:
+        """Every frame up to this number is committed."""
+        return self._progress.watermark
+
+    @property
+    def acknowledged(self) -> int:
+        """Every frame up to this number is committed and has taken effect."""
+        return self._acknowledged
+
+    @property
+    def live(self) -> bool:
+        """Whether its stream is connected."""
+        return self._listener is not None
+
+    @property
+    def idle(self) -> bool:
+        """Whether no stream is connected and no frame under way."""
+        return self._listener is None and not self._under_way
+
+    def known(self, sequence: int) -> bool:
+        """Return whether a frame arrived whole before, committed or not."""
+        with self._lock:
+            return sequence in self._progress or sequence in self._under_way
+
+    def claim(self, sequence: int) -> bool:
+        """Take responsibility for a frame that arrived whole; False when somebody has it."""
+        with self._lock:
+            if sequence in self._progress or sequence in self._under_way:
+                return False
+            self._under_way.add(sequence)
+            self._farewell = None
+            return True
+
+    def committed(self, outcomes: Iterable[Outcome], declared: Iterable[Declared]) -> None:
+        """Count frames that stand in the ledger now."""
+        with self._lock:
+            for outcome in outcomes:
+                self._tallies[outcome.head.key.iteration].count(
+                    outcome.fate,
+                    outcome.reason,
+                    bytes_in=outcome.head.byte_count,
+                    bytes_stored=outcome.bytes_stored,
+                )
+                self._settle(outcome.ticket.sequence)
+            for item in declared:
+                self._due[item.ticket.sequence] = item
+                self._settle(item.ticket.sequence)
+
+    def _settle(self, sequence: int) -> None:
+        self._under_way.discard(sequence)
+        self._progress.add((sequence,))
+
+    def replayed(self, declared: Declared) -> bool:
+        """Return whether an earlier process may have begun to apply it."""
+        return declared.ticket.sequence <= self._restored_to
+
+    def next_due(self) -> Declared | None:
+        """Take out the first declaration that the watermark has passed."""
+        with self._lock:
+            first = min(self._due, default=None)
+            if first is None or first > self._progress.watermark:
+                return None
+            return self._due.pop(first)
+
+    def end_iteration(self, end: IterationEnd) -> IterationStatus:
+        """Complete an iteration; return its balance."""
+        with self._lock:
+            tally = self._tallies[end.iteration]
+            tally.end(end)
+            return tally.status(self.request, end.iteration)
+
+    def say_goodbye(self, end: SessionEnd) -> None:
+        """Close the session: the rank has nothing more to send."""
+        with self._lock:
+            self._farewell = end
+
+    def trouble(self, sentence: str) -> None:
+        """Remember what people should know of this session."""
+        with self._lock:
+            self._troubles.append(sentence)
+
+    def acknowledge(self) -> None:
+        """Tell the rank how far its frames have taken effect."""
+        with self._lock:
+            self._acknowledged = self._progress.watermark
+            listener = self._listener
+        if listener:
+            listener.acknowledge(self._acknowledged)
+
+    def reopen(self, request: SessionRequest) -> None:
+        """Let the same rank come back, with a new token."""
+        with self._lock:
+            self.request = dataclasses.replace(request, plan_json=self.request.plan_json)
+            self.token = secrets.token_bytes(16)
+            self._expected = True
+
+    def connect(self, listener: Listener) -> None:
+        """Make a stream the only one of this session; an earlier one is ended."""
+        with self._lock:
+            earlier, self._listener = self._listener, listener
+        if earlier:
+            earlier.end("the session is connected by another stream")
+        listener.acknowledge(self._acknowledged)
+
+    def disconnect(self, listener: Listener) -> bool:
+        """Note that a stream is gone; return whether it was the one that counts."""
+        with self._lock:
+            if self._listener is not listener:
+                return False
+            self._listener = None
+            self._expected = False
+            return True
+
+    def status(self) -> SessionStatus:
+        """Return who this is and how it stands."""
+        request = self.request
+        with self._lock:
+            farewell = self._farewell or SessionEnd(0)
+            return SessionStatus(
+                job_id=request.job_id,
+                session_id=request.session_id,
+                rank=request.rank,
+                world_size=request.world_size,
+                device=request.device,
+                host=request.host,
+                pid=request.pid,
+                state=self._state(),
+                excluded=self.excluded,
+                iterations_seen=farewell.iterations_seen,
+                notes=farewell.notes,
+            )
+
+    def _state(self) -> SessionState:
+        if self._farewell:
+            return SessionState.CLOSED
+        if self._listener or self._expected:
+            return SessionState.OPEN
+        return SessionState.LOST
+
+    def iterations(self) -> list[IterationStatus]:
+        """Return the balance of every iteration that sent anything, in order."""
+        with self._lock:
+            return [
+                self._tallies[iteration].status(self.request, iteration)
+                for iteration in sorted(self._tallies)
+            ]
+
+    def findings(self) -> list[str]:
+        """Return what people should know of this session."""
+        return [*self._troubles, *balance.findings(self.status(), self.iterations())]

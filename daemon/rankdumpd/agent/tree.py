@@ -1,0 +1,159 @@
+"""Files inside one dump tree: whole or not there, with the plan's modes, never outside the root."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rankdump.codec import Buffer
+
+WriteAll = Callable[[int, Sequence[Buffer]], None]
+"""Writes all parts to an open file."""
+
+_JOINED_BYTES = 64 << 10
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+_MAX_CHECKED = 4096
+
+
+class OutsideRootError(OSError):
+    """A folder of the tree leads out of it."""
+
+
+def write_all(descriptor: int, parts: Sequence[Buffer]) -> None:
+    """Write every byte of every part."""
+    if len(parts) > 1 and sum(map(len, parts)) <= _JOINED_BYTES:
+        parts = (b"".join(parts),)
+    for part in parts:
+        rest = memoryview(part)
+        while len(rest):
+            rest = rest[os.write(descriptor, rest) :]
+
+
+class Tree:
+    """One root with its modes; safe to use from several threads."""
+
+    def __init__(
+        self,
+        root: str,
+        *,
+        file_mode: int,
+        folder_mode: int,
+        synced: bool = False,
+        write: WriteAll = write_all,
+    ) -> None:
+        self.root = Path(root)
+        self._file_mode, self._folder_mode = file_mode, folder_mode
+        self._synced = synced
+        self._write = write
+        self._checked: dict[str, Path] = {}
+        self._append_lock = threading.Lock()
+
+    def put(self, folder: str, name: str, parts: Sequence[Buffer], *, mark: str) -> None:
+        """Make or replace a file at one blow; `mark` names the hidden file it grows in.
+
+        Nobody else may use the same mark at the same time: what a crash left under it is removed.
+        """
+        where = self._folder(folder)
+        temporary = where / f".{mark}.tmp"
+        descriptor = self._create(temporary)
+        try:
+            self._fill(descriptor, parts)
+            temporary.rename(where / name)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise
+        if self._synced:
+            _sync_folder(where)
+
+    def append_line(self, folder: str, name: str, line: str) -> None:
+        """Add a line to a file of lines, which is made when it is not there."""
+        path = self._folder(folder) / name
+        with self._append_lock:
+            self._fill(self._open_for_append(path), (f"{line}\n".encode(),))
+
+    def text(self, folder: str, name: str) -> str:
+        """Return a small file's text; empty when there is none."""
+        path = self._folder(folder) / name
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return ""
+        with os.fdopen(descriptor, encoding="utf-8", errors="replace") as file:
+            return file.read()
+
+    def has(self, folder: str, name: str) -> bool:
+        """Return whether something of that name is there."""
+        return os.path.lexists(self._folder(folder) / name)
+
+    def _fill(self, descriptor: int, parts: Sequence[Buffer]) -> None:
+        try:
+            os.fchmod(descriptor, self._file_mode)
+            self._write(descriptor, parts)
+            if self._synced:
+                os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def _create(self, path: Path) -> int:
+        # Folders are nearly always there: asking first would cost a call for every file.
+        try:
+            return os.open(path, _CREATE, 0o600)
+        except FileNotFoundError:
+            self._make_folders(path.parent)
+        except FileExistsError:
+            path.unlink()
+        return os.open(path, _CREATE, 0o600)
+
+    def _open_for_append(self, path: Path) -> int:
+        try:
+            return os.open(path, _APPEND, 0o600)
+        except FileNotFoundError:
+            self._make_folders(path.parent)
+        except PermissionError:
+            # The plan's mode is usually read-only, for the owner too.
+            if not stat.S_ISREG(path.lstat().st_mode):
+                raise
+            path.chmod(self._file_mode | stat.S_IWUSR)
+        return os.open(path, _APPEND, 0o600)
+
+    def _folder(self, folder: str) -> Path:
+        known = self._checked.get(folder)
+        if known:
+            return known
+        where = self.root / folder
+        real, root = where.resolve(), self.root.resolve()
+        if not real.is_relative_to(root):
+            raise OutsideRootError(errno.EXDEV, f"folder leads to {real}, outside {root}", where)
+        if len(self._checked) >= _MAX_CHECKED:
+            self._checked.clear()
+        self._checked[folder] = where
+        return where
+
+    def _make_folders(self, folder: Path) -> None:
+        missing: list[Path] = []
+        while not folder.is_dir():
+            missing.append(folder)
+            folder = folder.parent
+        for path in reversed(missing):
+            try:
+                path.mkdir()
+            except FileExistsError:
+                continue
+            path.chmod(self._folder_mode)
+            if self._synced:
+                _sync_folder(path.parent)
+
+
+def _sync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,124 @@
+"""The frozen values that the rooms of the agent hand to each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from rankdump.codec import Buffer
+from rankdump.contract.exchange import Declaration, RecordHead, SessionRequest
+from rankdump.contract.status import SessionState
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """Identity of one frame, for ever: sending it again changes nothing."""
+
+    session_id: str
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """A record that arrived whole."""
+
+    ticket: Ticket
+    head: RecordHead
+    data: memoryview
+    """Elements in C order, little endian; owned by the parcel."""
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A record as its file will hold it."""
+
+    ticket: Ticket
+    head: RecordHead
+    digest: str
+    """xxh3-128 of the elements as they arrived, hexadecimal."""
+    suffix: str
+    """What the codec appends to `.npy`."""
+    parts: Sequence[Buffer]
+    bytes_stored: int
+
+
+class Fate(str, Enum):
+    """What became of a record; the value is the word in the ledger."""
+
+    STORED = "stored"
+    LINKED = "linked"
+    DEGRADED = "degraded"
+    DROPPED = "dropped"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A record's end; `reason` is empty unless it was dropped."""
+
+    ticket: Ticket
+    head: RecordHead
+    fate: Fate
+    reason: str = ""
+    path: str = ""
+    """Relative to the root of the tree."""
+    digest: str = ""
+    bytes_stored: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """A numbered frame that is no record."""
+
+    ticket: Ticket
+    declaration: Declaration
+    raw: bytes
+    """The frame as it came, for the ledger."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What the operator of a host allows."""
+
+    max_record_bytes: int
+    keep_free_bytes: int
+
+
+def dropped(ticket: Ticket, head: RecordHead, reason: str) -> Outcome:
+    """Return the outcome of a record that is not in the tree."""
+    return Outcome(ticket, head, Fate.DROPPED, reason)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRow:
+    """A session as the ledger knows it."""
+
+    request: SessionRequest
+    state: SessionState
+    watermark: int
+    """Every frame up to this number is committed; more may be."""
+    iterations_seen: int
+    notes: tuple[str, ...]
+    ordered_graphs: tuple[int, ...]
+    """Graphs whose program order is in the tree."""
+
+
+@dataclass(frozen=True, slots=True)
+class CountRow:
+    """Committed records of one iteration that ended the same way."""
+
+    iteration: int
+    fate: Fate
+    reason: str
+    records: int
+    bytes_in: int
+    bytes_stored: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndRow:
+    """What a rank declared at the end of an iteration."""
+
+    iteration: int
+    expected: int
+    dropped: Mapping[str, int]

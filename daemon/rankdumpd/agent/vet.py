@@ -1,0 +1,40 @@
+"""What a session must be to be let in. Pure: no clock, no disk, no network."""
+
+from __future__ import annotations
+
+import re
+
+from rankdump.codec import CODECS
+from rankdump.contract.errors import ProtocolError, RefusedError
+from rankdump.contract.exchange import SessionRequest
+from rankdump.contract.plan import DumpPlan
+
+# The id's first characters become part of a file name.
+_SESSION_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
+_MAX_JOB_ID_CHARACTERS = 256
+_LAYOUTS = ("mindspore-sync",)
+_OWNER_MAY_ENTER = 0o300
+
+
+def plan_of(request: SessionRequest) -> DumpPlan:
+    """Return the plan of a session that may be served; say what is wrong with any other."""
+    if not _SESSION_ID.fullmatch(request.session_id):
+        raise ProtocolError(f"session id {request.session_id!r}: letters, digits, _ and - only")
+    if len(request.job_id) > _MAX_JOB_ID_CHARACTERS:
+        raise ProtocolError(f"job id of {len(request.job_id)} characters")
+    plan = DumpPlan.from_json(request.plan_json)
+    fault = _fault_of(plan)
+    if fault:
+        raise RefusedError(f"plan of rank {request.rank}: {fault}")
+    return plan
+
+
+def _fault_of(plan: DumpPlan) -> str:
+    output = plan.output
+    if output.codec not in CODECS:
+        return f"codec {output.codec!r} is none of {', '.join(CODECS)}"
+    if output.layout not in _LAYOUTS:
+        return f"layout {output.layout!r} is none of {', '.join(_LAYOUTS)}"
+    if output.folder_mode & _OWNER_MAY_ENTER != _OWNER_MAY_ENTER:
+        return f"folder_mode {output.folder_mode:#o} keeps the agent itself from writing"
+    return ""

@@ -1,0 +1,76 @@
+"""Encoded records to files of the tree, or to a drop with its reason; knows no gRPC."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import threading
+
+from rankdump.contract.layout import mindspore_sync as layout
+from rankdump.contract.layout.mindspore_sync import Place
+from rankdumpd.agent.tree import OutsideRootError, Tree
+from rankdumpd.agent.values import Encoded, Fate, Outcome, dropped
+
+_MAX_MAPPED_FOLDERS = 64
+
+_log = logging.getLogger(__name__)
+
+
+class Writer:
+    """Writes the records of one session; safe to use from several threads."""
+
+    def __init__(self, tree: Tree) -> None:
+        self._tree = tree
+        self._lock = threading.Lock()
+        self._mapped: dict[str, set[str]] = {}
+        self._logged: set[str] = set()
+
+    def write(self, encoded: Encoded) -> Outcome:
+        """Return the record stored under its place, or dropped with the disk's reason."""
+        ticket, head = encoded.ticket, encoded.head
+        place = layout.place_of(head.key, encoded.suffix)
+        try:
+            if place.mapped_from:
+                self._map(place)
+            mark = f"{ticket.session_id}-{ticket.sequence}"
+            self._tree.put(place.folder, place.name, encoded.parts, mark=mark)
+        except OSError as error:
+            reason = reason_of(error)
+            self._log_once(reason, error, ticket.session_id)
+            return dropped(ticket, head, reason)
+        return Outcome(
+            ticket,
+            head,
+            Fate.STORED,
+            path=place.path,
+            digest=encoded.digest,
+            bytes_stored=encoded.bytes_stored,
+        )
+
+    def _map(self, place: Place) -> None:
+        # Under the lock as a whole: two tensors of a name must not both add its line.
+        with self._lock:
+            if place.folder not in self._mapped:
+                if len(self._mapped) >= _MAX_MAPPED_FOLDERS:
+                    self._mapped.clear()
+                text = self._tree.text(place.folder, layout.MAPPING_FILE)
+                self._mapped[place.folder] = {line.split(",")[0] for line in text.splitlines()}
+            names = self._mapped[place.folder]
+            if place.name not in names:
+                line = f"{place.name},{place.mapped_from}"
+                self._tree.append_line(place.folder, layout.MAPPING_FILE, line)
+                names.add(place.name)
+
+    def _log_once(self, reason: str, error: OSError, session_id: str) -> None:
+        with self._lock:
+            if reason in self._logged:
+                return
+            self._logged.add(reason)
+        _log.error("session %s drops records, reason %s: %s", session_id, reason, error)
+
+
+def reason_of(error: OSError) -> str:
+    """Return the word under which a failed write is counted."""
+    if isinstance(error, OutsideRootError):
+        return "outside_root"
+    return "disk_full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "write_error"

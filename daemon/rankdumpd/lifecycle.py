@@ -1,0 +1,113 @@
+"""Start, readiness, signals and stop of a daemon process; knows no room by name."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from types import FrameType
+from typing import Protocol
+
+_log = logging.getLogger(__name__)
+_GRACE_S = 1.0
+
+
+class Room(Protocol):
+    """A part of the process with a life of its own."""
+
+    def start(self) -> None:
+        """Begin to work."""
+        ...
+
+    def drain(self, timeout_s: float) -> int:
+        """Take nothing new, finish what is there; return how much is left at the deadline."""
+        ...
+
+    def stop(self) -> None:
+        """End at once; may be repeated, and called without `start`."""
+        ...
+
+
+class Door(Protocol):
+    """What lets the world in: the gRPC server."""
+
+    def start(self) -> str:
+        """Bind and serve; return the address."""
+        ...
+
+    def refuse(self) -> None:
+        """Say in health checks that the end is near."""
+        ...
+
+    def stop(self, grace_s: float) -> None:
+        """End all calls."""
+        ...
+
+
+def run(rooms: Sequence[Room], server: Door, *, drain_timeout_s: float) -> int:
+    """Serve until SIGTERM or SIGINT, then drain; return the exit status of the process.
+
+    Rooms are listed in the order in which tensors pass through them.
+    """
+    asked = _stop_signals()
+    started: list[Room] = []
+    try:
+        for room in reversed(rooms):
+            room.start()
+            started.insert(0, room)
+        _log.info("listening on %s", server.start())
+        _notify("READY=1")
+        asked.wait()
+        _notify("STOPPING=1")
+        server.refuse()
+        _drain(rooms, drain_timeout_s)
+    finally:
+        server.stop(_GRACE_S)
+        for room in started:
+            room.stop()
+    _log.info("stopped")
+    return 0
+
+
+def _stop_signals() -> threading.Event:
+    asked = threading.Event()
+
+    def on_signal(number: int, _frame: FrameType | None) -> None:
+        if asked.is_set():
+            _log.error("second signal (%d): stopping at once", number)
+            os._exit(1)
+        asked.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, on_signal)
+    return asked
+
+
+def _drain(rooms: Sequence[Room], timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    for room in rooms:
+        left = room.drain(max(0.0, deadline - time.monotonic()))
+        if left:
+            _log.error(
+                "%s: %d items unfinished after %g s; what was not acknowledged will be sent again",
+                type(room).__name__,
+                left,
+                timeout_s,
+            )
+
+
+def _notify(state: str) -> None:
+    # Read here and not in the settings: the address belongs to systemd, not to the operator.
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if not address:
+        return
+    target = "\0" + address[1:] if address.startswith("@") else address
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notifier:
+        try:
+            notifier.sendto(state.encode(), target)
+        except OSError as error:
+            _log.warning("cannot tell %s to %s: %s", state, address, error)

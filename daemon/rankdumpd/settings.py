@@ -1,0 +1,202 @@
+"""What an operator writes about a process: one TOML file and RANKDUMPD_<SECTION>__<KEY> variables.
+
+The only place that reads either; everything else is handed the values it needs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from rankdump.contract.errors import ConfigError
+
+_toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+
+ENVIRONMENT_PREFIX = "RANKDUMPD_"
+_MIB = 1 << 20
+_GIB = 1 << 30
+
+
+def _required(key: str, value: str) -> None:
+    if not value:
+        raise ConfigError("settings", key, value, "unix:/path or host:port")
+
+
+def _between(key: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:
+        raise ConfigError("settings", key, value, f"{low} to {high}")
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSettings:
+    """The agent of one host."""
+
+    listen: str = "unix:/run/rankdump/agent.sock"
+    """Where ranks and people reach it: `unix:/path`, or `host:port` on loopback."""
+    coordinator: str = ""
+    """Where the coordinator of the job listens; empty when there is none."""
+    state_dir: str = "/var/lib/rankdump"
+    """Folder of the ledger; absolute."""
+    workers: int = 0
+    """Threads that compress and write; 0 means one for each core this process may use."""
+    queue_bytes: int = 512 * _MIB
+    """Tensor bytes taken in but not yet written and committed."""
+    max_record_bytes: int = 16 * _GIB
+    """Largest tensor that is taken."""
+    keep_free_bytes: int = 64 * _MIB
+    """Tensors are refused rather than leave less than this on their disk."""
+    drain_timeout_s: float = 30.0
+    """Longest time a stopping agent gives ranks and its own queue; ranks get half of it."""
+
+    def __post_init__(self) -> None:
+        _required("agent.listen", self.listen)
+        if not Path(self.state_dir).is_absolute():
+            raise ConfigError("settings", "agent.state_dir", self.state_dir, "an absolute folder")
+        _between("agent.workers", self.workers, 0, 1024)
+        _between("agent.queue_bytes", self.queue_bytes, _MIB, 1 << 50)
+        _between("agent.max_record_bytes", self.max_record_bytes, 1, 1 << 50)
+        _between("agent.keep_free_bytes", self.keep_free_bytes, 0, 1 << 60)
+        _between("agent.drain_timeout_s", self.drain_timeout_s, 0, 86_400)
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorSettings:
+    """The coordinator of a job."""
+
+    listen: str = "127.0.0.1:7421"
+    """Where agents and people reach it: `unix:/path`, or `host:port` on loopback."""
+    deadline_s: float = 30.0
+    """Longest wait for a rank's part of an iteration before the others are merged without it."""
+
+    def __post_init__(self) -> None:
+        _required("coordinator.listen", self.listen)
+        _between("coordinator.deadline_s", self.deadline_s, 0, 86_400)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Both processes; each reads its own section."""
+
+    agent: AgentSettings = AgentSettings()
+    coordinator: CoordinatorSettings = CoordinatorSettings()
+
+    def lines(self) -> list[str]:
+        """Return the resolved settings as the lines of a TOML file."""
+        found: list[str] = []
+        for section in dataclasses.fields(self):
+            values = getattr(self, section.name)
+            found.append(f"[{section.name}]")
+            found += [f"{f.name} = {_shown(getattr(values, f.name))}" for f in _fields(values)]
+        return found
+
+
+def load(path: Path | None, environ: Mapping[str, str]) -> Settings:
+    """Return the settings of a file and an environment; ConfigError names the key at fault."""
+    source = str(path) if path else "environment"
+    tables = _tables(path)
+    _check_names(source, "", tables, [f.name for f in dataclasses.fields(Settings)])
+    _check_environment(environ)
+    try:
+        return Settings(
+            agent=AgentSettings(**_values(AgentSettings(), "agent", source, tables, environ)),
+            coordinator=CoordinatorSettings(
+                **_values(CoordinatorSettings(), "coordinator", source, tables, environ)
+            ),
+        )
+    except ConfigError as error:
+        where = source if error.file == "settings" else error.file
+        raise ConfigError(where, error.key, error.value, error.allowed) from None
+
+
+def _tables(path: Path | None) -> dict[str, object]:
+    if path is None:
+        return {}
+    try:
+        with path.open("rb") as file:
+            return _toml.load(file)
+    except OSError as error:
+        raise ConfigError(str(path), "", error.strerror, "a file that can be read") from None
+    except ValueError as error:
+        raise ConfigError(str(path), "", str(error), "TOML") from None
+
+
+def _values(
+    defaults: AgentSettings | CoordinatorSettings,
+    section: str,
+    source: str,
+    tables: Mapping[str, object],
+    environ: Mapping[str, str],
+) -> dict[str, Any]:
+    table = tables.get(section, {})
+    if not isinstance(table, dict):
+        raise ConfigError(source, section, table, "a table")
+    given = cast("dict[str, object]", table)
+    known = {field.name: getattr(defaults, field.name) for field in _fields(defaults)}
+    _check_names(source, f"{section}.", given, known)
+    values = {
+        key: _typed(source, f"{section}.{key}", value, known[key]) for key, value in given.items()
+    }
+    for key, default in known.items():
+        variable = f"{ENVIRONMENT_PREFIX}{section}__{key}".upper()
+        if variable in environ:
+            values[key] = _parsed(variable, environ[variable], default)
+    return values
+
+
+def _typed(source: str, key: str, value: object, default: object) -> object:
+    if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if type(value) is not type(default):
+        raise ConfigError(source, key, value, f"a value of type {type(default).__name__}")
+    return value
+
+
+def _parsed(variable: str, text: str, default: object) -> object:
+    if isinstance(default, str):
+        return text
+    kind = type(default)
+    try:
+        return float(text) if kind is float else int(text)
+    except ValueError:
+        raise ConfigError("environment", variable, text, f"type {kind.__name__}") from None
+
+
+def _check_environment(environ: Mapping[str, str]) -> None:
+    known = [
+        f"{ENVIRONMENT_PREFIX}{section}__{field.name}".upper()
+        for section, defaults in (
+            ("agent", AgentSettings()),
+            ("coordinator", CoordinatorSettings()),
+        )
+        for field in _fields(defaults)
+    ]
+    ours = {n: "" for n in environ if n.startswith(ENVIRONMENT_PREFIX) and "__" in n}
+    _check_names("environment", "", ours, known)
+
+
+def _check_names(
+    source: str, prefix: str, given: Mapping[str, object], known: Iterable[str]
+) -> None:
+    names = list(known)
+    for name in given:
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1, cutoff=0)
+            raise ConfigError(
+                source, f"{prefix}{name}", "unknown key", f"{', '.join(names)}; nearest: {near[0]}"
+            )
+
+
+def _fields(values: AgentSettings | CoordinatorSettings) -> tuple[dataclasses.Field[object], ...]:
+    return dataclasses.fields(values)
+
+
+def _shown(value: object) -> str:
+    # JSON's text is a TOML basic string too.
+    return json.dumps(value) if isinstance(value, str) else str(value)

@@ -1,0 +1,335 @@
+"""A rank that speaks the wire by hand, and agents for it: in this process or in another."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from rankdump.contract.plan import Delivery, DumpPlan, Output, Selection
+from rankdump.wire.v1 import agent_pb2, agent_pb2_grpc
+from rankdumpd.agent.service import Agent
+from rankdumpd.server import Server
+from rankdumpd.settings import AgentSettings
+
+WAIT_S = 60
+"""Longer than anything here takes; only a broken agent waits for it."""
+
+
+@pytest.fixture
+def short_dir() -> Iterator[Path]:
+    """A folder whose path leaves room for a socket's name."""
+    path = Path(tempfile.mkdtemp(prefix="rd-", dir="/tmp"))
+    yield path
+    shutil.rmtree(path)
+
+
+class Frames:
+    """Frames made by hand."""
+
+    @staticmethod
+    def record(
+        sequence: int,
+        array: np.ndarray,
+        *,
+        iteration: int = 0,
+        op_name: str = "Default/fc-Dense/MatMul-op0",
+        dtype: str = "",
+        first_bytes: int | None = None,
+        **fields: Any,
+    ) -> agent_pb2.Frame:
+        """Return one record, with all of its bytes or the first few."""
+        data = array.tobytes()
+        record = agent_pb2.Record(
+            graph=0,
+            iteration=iteration,
+            op_type="MatMul",
+            op_name=op_name,
+            side=agent_pb2.SIDE_OUTPUT,
+            slot=0,
+            timestamp_us=1_700_000_000_000_000 + sequence,
+            dtype=dtype or array.dtype.name,
+            shape=array.shape,
+            byte_count=len(data),
+            data=data if first_bytes is None else data[:first_bytes],
+        )
+        record.MergeFrom(agent_pb2.Record(**fields))
+        return agent_pb2.Frame(sequence=sequence, record=record)
+
+    @staticmethod
+    def chunks(sequence: int, array: np.ndarray, start: int, size: int) -> list[agent_pb2.Frame]:
+        """Return the rest of a record in chunks."""
+        data = array.tobytes()
+        return [
+            agent_pb2.Frame(
+                sequence=sequence,
+                chunk=agent_pb2.Chunk(offset=offset, data=data[offset : offset + size]),
+            )
+            for offset in range(start, len(data), size)
+        ]
+
+    @staticmethod
+    def end(sequence: int, iteration: int, expected: int, **dropped: int) -> agent_pb2.Frame:
+        end = agent_pb2.IterationEnd(iteration=iteration, expected=expected, dropped=dropped)
+        return agent_pb2.Frame(sequence=sequence, iteration_end=end)
+
+    @staticmethod
+    def goodbye(sequence: int, iterations_seen: int = 1) -> agent_pb2.Frame:
+        end = agent_pb2.SessionEnd(iterations_seen=iterations_seen)
+        return agent_pb2.Frame(sequence=sequence, session_end=end)
+
+
+@pytest.fixture
+def frames() -> type[Frames]:
+    """What frames are made with."""
+    return Frames
+
+
+class Stream:
+    """One Push stream with the answers it got."""
+
+    def __init__(self, stub: agent_pb2_grpc.AgentServiceStub, hello: agent_pb2.Hello) -> None:
+        self._requests: queue.SimpleQueue[agent_pb2.PushRequest | None] = queue.SimpleQueue()
+        self._requests.put(agent_pb2.PushRequest(hello=hello))
+        self._call = stub.Push(iter(self._requests.get, None))
+        self._changed = threading.Condition()
+        self.acknowledged = 0
+        self.draining = False
+        self.code: grpc.StatusCode | None = None
+        self.details = ""
+        self._thread = threading.Thread(target=self._listen)
+        self._thread.start()
+
+    def send(self, *frames: agent_pb2.Frame) -> Stream:
+        batch = agent_pb2.FrameBatch(frames=frames)
+        self._requests.put(agent_pb2.PushRequest(batch=batch))
+        return self
+
+    def wait_acknowledged(self, sequence: int) -> None:
+        self._wait(lambda: self.acknowledged >= sequence or self.code is not None)
+        assert self.acknowledged >= sequence, (self.acknowledged, self.code, self.details)
+
+    def wait_draining(self) -> None:
+        self._wait(lambda: self.draining)
+
+    def wait_over(self) -> grpc.StatusCode:
+        self._wait(lambda: self.code is not None)
+        self._requests.put(None)
+        self._thread.join()
+        assert self.code is not None
+        return self.code
+
+    def finish(self) -> grpc.StatusCode:
+        """Close our side and wait for the agent to close its own."""
+        self._requests.put(None)
+        return self.wait_over()
+
+    def cut(self) -> None:
+        """Break off as a dying process does."""
+        self._call.cancel()
+        self._requests.put(None)
+        self._thread.join()
+
+    def _wait(self, holds) -> None:
+        with self._changed:
+            assert self._changed.wait_for(holds, WAIT_S), "the agent does not answer"
+
+    def _listen(self) -> None:
+        try:
+            for answer in self._call:
+                with self._changed:
+                    self.acknowledged = answer.acknowledged_sequence
+                    self.draining = self.draining or answer.draining
+                    self._changed.notify_all()
+            code, details = grpc.StatusCode.OK, ""
+        except grpc.RpcError as error:
+            code, details = error.code(), error.details() or ""
+        with self._changed:
+            self.code, self.details = code, details
+            self._changed.notify_all()
+
+
+@dataclass
+class Rank:
+    """A training process as the agent sees it."""
+
+    address: str
+    root: Path
+    rank: int = 0
+    world_size: int = 1
+    session_id: str = "session0000"
+    job_id: str = "job"
+    pid: int = 4711
+    codec: str = "zstd"
+    selection: Selection = field(default_factory=Selection)
+    delivery: Delivery = field(default_factory=Delivery)
+    root_text: str = ""
+    config_source: bytes = b'{"common_dump_settings": {}}'
+    channel: grpc.Channel = field(init=False)
+    stub: agent_pb2_grpc.AgentServiceStub = field(init=False)
+    token: bytes = b""
+
+    def __post_init__(self) -> None:
+        self.channel = grpc.insecure_channel(self.address)
+        self.stub = agent_pb2_grpc.AgentServiceStub(self.channel)
+
+    def open(self) -> agent_pb2.OpenSessionResponse:
+        output = Output(root=self.root_text or str(self.root), codec=self.codec)
+        plan = DumpPlan(output=output, selection=self.selection, delivery=self.delivery)
+        response = self.stub.OpenSession(
+            agent_pb2.OpenSessionRequest(
+                job_id=self.job_id,
+                session_id=self.session_id,
+                rank=self.rank,
+                world_size=self.world_size,
+                device=self.rank,
+                host="here",
+                pid=self.pid,
+                framework="none 0",
+                device_target="CPU",
+                plan_json=plan.to_json(),
+                config_source=self.config_source,
+            ),
+            wait_for_ready=True,
+            timeout=WAIT_S,
+        )
+        self.token = response.token
+        return response
+
+    def push(self, token: bytes | None = None) -> Stream:
+        token = self.token if token is None else token
+        return Stream(self.stub, agent_pb2.Hello(session_id=self.session_id, token=token))
+
+    def status(self):
+        return self.stub.AgentStatus(agent_pb2.AgentStatusRequest()).view
+
+    def drain(self, timeout_ms: int = WAIT_S * 1000) -> agent_pb2.ControlResponse:
+        return self.stub.Control(
+            agent_pb2.ControlRequest(drain=agent_pb2.Drain(timeout_ms=timeout_ms))
+        )
+
+    def close(self) -> None:
+        self.channel.close()
+
+
+@pytest.fixture
+def make_rank(short_dir: Path) -> Iterator:
+    """Makes ranks whose channels are closed at the end."""
+    with contextlib.ExitStack() as stack:
+
+        def make(address: str, **fields) -> Rank:
+            rank = Rank(address, fields.pop("root", short_dir / "dump"), **fields)
+            stack.callback(rank.close)
+            return rank
+
+        yield make
+
+
+class Embedded:
+    """An agent in this process; may be stopped and started again on the same state."""
+
+    def __init__(self, folder: Path, **settings) -> None:
+        self._settings = AgentSettings(
+            listen=f"unix:{folder}/a.sock", state_dir=str(folder / "state"), **settings
+        )
+        self.start()
+
+    def start(self) -> None:
+        self.agent = Agent(self._settings)
+        self.server = Server(self._settings.listen, (self.agent,))
+        self.agent.start()
+        self.address = self.server.start()
+
+    def stop(self) -> None:
+        self.server.stop(0)
+        self.agent.stop()
+
+    def restart(self) -> None:
+        self.stop()
+        self.start()
+
+
+@pytest.fixture
+def make_agent(short_dir: Path) -> Iterator:
+    """Makes agents that stop by themselves."""
+    with contextlib.ExitStack() as stack:
+
+        def make(**settings) -> Embedded:
+            embedded = Embedded(short_dir, **({"workers": 2} | settings))
+            stack.callback(embedded.stop)
+            return embedded
+
+        yield make
+
+
+class Daemon:
+    """`rankdumpd standalone` as a process of its own."""
+
+    def __init__(self, folder: Path, **environ: str) -> None:
+        self.folder = folder
+        self.address = f"unix:{folder}/d.sock"
+        self.log_path = folder / "daemon.log"
+        self._environ = {**os.environ, **environ}
+        self.start()
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "rankdumpd", "standalone"]
+        command += ["--socket", f"{self.folder}/d.sock", "--state-dir", f"{self.folder}/state"]
+        with self.log_path.open("ab") as log:
+            self.process = subprocess.Popen(
+                command, stdout=log, stderr=log, env=self._environ, cwd=self.folder
+            )
+        self.wait_serving()
+
+    def wait_serving(self) -> None:
+        with grpc.insecure_channel(self.address) as channel:
+            # Its stub file knows the class but not the calls.
+            stub: Any = health_pb2_grpc.HealthStub(channel)
+            request = health_pb2.HealthCheckRequest()
+            answer = stub.Check(request, wait_for_ready=True, timeout=WAIT_S)
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING, self.log()
+
+    def terminate(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(WAIT_S)
+
+    def exit_status(self) -> int:
+        return self.process.wait(WAIT_S)
+
+    def log(self) -> str:
+        return self.log_path.read_text()
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.kill()
+
+
+@pytest.fixture
+def make_daemon(short_dir: Path) -> Iterator:
+    """Makes daemons that are gone at the end."""
+    with contextlib.ExitStack() as stack:
+
+        def make(**environ: str) -> Daemon:
+            daemon = Daemon(short_dir, **environ)
+            stack.callback(daemon.close)
+            return daemon
+
+        yield make

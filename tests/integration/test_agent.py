@@ -1,0 +1,457 @@
+"""An agent in this process, driven frame by frame over a real Unix socket."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+import zstandard
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from rankdump.codec import codec_named
+from rankdump.contract import npy
+from rankdump.contract.events import Event, EventColumns, EventKind
+from rankdump.contract.manifest import Manifest
+from rankdump.contract.plan import Delivery, Iterations, Selection
+from rankdump.wire.convert import events_to_wire
+from rankdump.wire.v1 import agent_pb2, status_pb2
+
+ARRAY = np.arange(1000, dtype=np.float32).reshape(10, 100)
+
+
+def tensors(root: Path, rank: int = 0) -> list[Path]:
+    return sorted((root / f"rank_{rank}" / "Net").rglob("*.npy*"))
+
+
+def load(path: Path) -> np.ndarray:
+    if path.suffix == ".zst":
+        return npy.array(bytes(codec_named("zstd").decode(path.read_bytes(), limit_bytes=1 << 30)))
+    return np.load(path)
+
+
+def manifests(root: Path, rank: int = 0) -> list[Manifest]:
+    folder = root / f"rank_{rank}" / ".dump_metadata" / "manifest"
+    return [Manifest.from_json(path.read_bytes()) for path in sorted(folder.glob("*.json"))]
+
+
+@pytest.fixture
+def rank(make_agent, make_rank):
+    """A rank at the door of a running agent."""
+    return make_rank(make_agent().address)
+
+
+class TestBytes:
+    def test_zstd_command_gives_numpy_the_same_bytes(self, rank, frames, tmp_path):
+        """What `zstd -d` unpacks is what numpy loads, and it is what the rank sent."""
+        rank.open()
+        rank.push().send(frames.record(1, ARRAY), frames.goodbye(2)).finish()
+        (packed,) = tensors(rank.root)
+        plain = tmp_path / "plain.npy"
+        if shutil.which("zstd"):
+            subprocess.run(["zstd", "-q", "-d", packed, "-o", plain], check=True)
+        else:
+            plain.write_bytes(zstandard.ZstdDecompressor().decompress(packed.read_bytes()))
+        assert np.load(plain).tobytes() == ARRAY.tobytes()
+        assert np.load(plain).shape == ARRAY.shape
+
+    @pytest.mark.parametrize("size", [1, 7, 4000, 5000])
+    def test_chunks_of_any_size_make_the_same_file(self, make_agent, make_rank, frames, size):
+        """How a record is cut into chunks leaves no trace."""
+        rank = make_rank(make_agent().address, codec="none")
+        rank.open()
+        array = ARRAY[:1] if size == 1 else ARRAY
+        stream = rank.push().send(frames.record(1, array, first_bytes=0))
+        stream.send(*frames.chunks(1, array, 0, size), frames.goodbye(2))
+        assert stream.finish() is grpc.StatusCode.OK
+        (path,) = tensors(rank.root)
+        assert np.load(path).tobytes() == array.tobytes()
+
+    @pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2)])
+    def test_scalars_and_empty_tensors(self, rank, frames, shape):
+        """A tensor without dimensions or without elements is a tensor like any other."""
+        array = np.ones(shape, dtype=np.int64)
+        rank.open()
+        rank.push().send(frames.record(1, array), frames.goodbye(2)).finish()
+        (path,) = tensors(rank.root)
+        assert load(path).shape == shape
+        assert load(path).tobytes() == array.tobytes()
+
+    @pytest.mark.parametrize(
+        ("dtype", "raw", "values"),
+        [
+            ("bfloat16", np.array([0x3F80, 0xC000], dtype="<u2"), [1.0, -2.0]),
+            ("float8_e4m3fn", np.array([0x38, 0xC0], dtype=np.uint8), [1.0, -2.0]),
+        ],
+    )
+    def test_types_numpy_lacks_are_widened(self, rank, frames, dtype, raw, values):
+        """bfloat16 and float8 stand as float32 on disk, under their own name in the manifest."""
+        rank.open()
+        stream = rank.push().send(frames.record(1, raw, dtype=dtype), frames.end(2, 0, 1))
+        stream.finish()
+        (path,) = tensors(rank.root)
+        assert load(path).dtype == np.float32
+        assert load(path).tolist() == values
+        assert manifests(rank.root)[0].records[0].dtype == dtype
+
+    def test_modes_are_the_plans_whatever_the_umask(self, rank, frames):
+        """Files and folders get the plan's modes."""
+        old = os.umask(0o077)
+        try:
+            rank.open()
+            rank.push().send(frames.record(1, ARRAY), frames.goodbye(2)).finish()
+        finally:
+            os.umask(old)
+        (path,) = tensors(rank.root)
+        assert stat.S_IMODE(path.stat().st_mode) == 0o440
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o750
+
+
+class TestIterations:
+    def test_manifest_balances_and_stands_last(self, rank, frames):
+        """Expected equals stored plus dropped, from both sides; no manifest before the end."""
+        rank.open()
+        stream = rank.push().send(
+            frames.record(1, ARRAY),
+            frames.record(2, ARRAY, dtype="float4_unknown"),
+        )
+        stream.wait_acknowledged(2)
+        assert manifests(rank.root) == []
+        stream.send(frames.end(3, 0, 5, buffer_full=3))
+        stream.wait_acknowledged(3)
+        (manifest,) = manifests(rank.root)
+        assert manifest.status.balanced
+        assert (manifest.status.expected, manifest.status.stored) == (5, 1)
+        assert manifest.status.dropped == {"buffer_full": 3, "unsupported_dtype": 1}
+        assert [rank.root / record.path for record in manifest.records] == tensors(rank.root)
+        assert stream.send(frames.goodbye(4)).finish() is grpc.StatusCode.OK
+        assert rank.status().findings == []
+
+    def test_what_does_not_add_up_is_said(self, rank, frames):
+        """A rank that expects more than it sent is a finding, not a quiet difference."""
+        rank.open()
+        rank.push().send(frames.record(1, ARRAY), frames.end(2, 0, 4), frames.goodbye(3)).finish()
+        assert rank.status().findings == [
+            "rank 0, iteration 0: 4 tensors expected, 1 kept and 0 dropped"
+        ]
+
+    def test_refused_records_are_counted_and_their_bytes_thrown_away(
+        self, make_agent, make_rank, frames
+    ):
+        """The agent has the last word on the plan; what it refuses is in the balance."""
+        selection = Selection(iterations=Iterations("1", ((1, 1),)))
+        rank = make_rank(make_agent(max_record_bytes=100).address, selection=selection)
+        rank.open()
+        stream = rank.push().send(frames.record(1, ARRAY, first_bytes=10))
+        stream.send(*frames.chunks(1, ARRAY, 10, 1000))
+        stream.send(frames.record(2, ARRAY, iteration=1), frames.end(3, 0, 1), frames.end(4, 1, 1))
+        stream.wait_acknowledged(4)
+        assert tensors(rank.root) == []
+        dropped = [dict(status.dropped) for status in rank.status().iterations]
+        assert dropped == [{"iteration_excluded": 1}, {"record_too_large": 1}]
+        stream.finish()
+
+    def test_order_files_follow_the_rank(self, rank, frames):
+        """Operators stand in program order, and each iteration on a line of its own."""
+
+        def events(sequence: int, iteration: int) -> agent_pb2.Frame:
+            names = ["Default/b-op0", "Default/a-op0"]
+            columns = EventColumns.of(
+                [
+                    Event(0, iteration, place, place, names[place], EventKind.OPERATOR, 1, 2)
+                    for place in (1, 0)
+                ]
+            )
+            return agent_pb2.Frame(sequence=sequence, events=events_to_wire(columns))
+
+        rank.open()
+        stream = rank.push()
+        stream.send(events(1, 3), frames.end(2, 3, 0), events(3, 7), frames.end(4, 7, 0))
+        assert stream.finish() is grpc.StatusCode.OK
+        folder = rank.root / "rank_0" / "execution_order"
+        assert (folder / "ms_execution_order_graph_0.csv").read_text() == (
+            "NodeExecutionOrder-FullNameWithScope\nDefault/b-op0\nDefault/a-op0\n"
+        )
+        assert (folder / "ms_global_execution_order_graph_0.csv").read_text() == "3\n7\n"
+
+    def test_metadata_of_every_rank(self, make_agent, make_rank):
+        """Each rank folder describes itself; a file that is there stays as it is."""
+        address = make_agent().address
+        for number in (0, 1):
+            rank = make_rank(address, rank=number, world_size=2, session_id=f"s{number}")
+            rank.open()
+            folder = rank.root / f"rank_{number}" / ".dump_metadata"
+            assert (folder / "data_dump.json").read_bytes() == rank.config_source
+            assert (folder / "config.json").read_bytes() == (
+                b'{"device_target":"CPU","ms_version":"2.3.0"}'
+            )
+        again = make_rank(address, session_id="later", config_source=b"{}")
+        again.open()
+        kept = (again.root / "rank_0" / ".dump_metadata" / "data_dump.json").read_bytes()
+        assert kept == rank.config_source
+
+
+class TestResuming:
+    def test_cut_and_resumed_stream_loses_and_doubles_nothing(self, rank, frames):
+        """After a cut the rank sends again what was not acknowledged, and each stands once."""
+        rank.open()
+        stream = rank.push().send(frames.record(1, ARRAY), frames.record(2, ARRAY + 1))
+        stream.send(frames.record(3, ARRAY + 2, first_bytes=100))
+        stream.wait_acknowledged(2)
+        stream.cut()
+        assert rank.open().acknowledged_sequence == 2
+        stream = rank.push().send(
+            frames.record(2, ARRAY + 1),
+            frames.record(3, ARRAY + 2),
+            frames.end(4, 0, 3),
+            frames.goodbye(5),
+        )
+        assert stream.finish() is grpc.StatusCode.OK
+        assert [load(path)[0, 0] for path in tensors(rank.root)] == [0, 1, 2]
+        (manifest,) = manifests(rank.root)
+        assert manifest.status.balanced
+        assert len(manifest.records) == 3
+
+    def test_restarted_agent_takes_up_where_the_ledger_stands(self, make_agent, make_rank, frames):
+        """A new agent on the same state acknowledges what the old one committed."""
+        agent = make_agent()
+        rank = make_rank(agent.address)
+        rank.open()
+        rank.push().send(frames.record(1, ARRAY), frames.record(2, ARRAY + 1)).finish()
+        agent.restart()
+        assert rank.open().acknowledged_sequence == 2
+        stream = rank.push()
+        stream.send(frames.record(1, ARRAY), frames.record(2, ARRAY + 1))
+        stream.send(frames.record(3, ARRAY + 2), frames.end(4, 0, 3), frames.goodbye(5))
+        assert stream.finish() is grpc.StatusCode.OK
+        assert len(tensors(rank.root)) == 3
+        (manifest,) = manifests(rank.root)
+        assert len(manifest.records) == 3
+        assert manifest.status.balanced
+        agent.restart()
+        assert rank.status().sessions == []
+
+    def test_what_was_committed_but_not_carried_out_is_made_up_for(
+        self, make_agent, make_rank, frames
+    ):
+        """An agent that dies between commit and manifest leaves the manifest to the next one."""
+        agent = make_agent()
+        rank = make_rank(agent.address)
+        rank.open()
+        stream = rank.push().send(frames.record(1, ARRAY), frames.end(2, 7, 0))
+        stream.wait_acknowledged(2)
+        agent.agent._effects._apply = lambda session, declared: None
+        columns = EventColumns.of([Event(0, 0, 0, 0, "Default/op0", EventKind.OPERATOR, 1, 2)])
+        stream.send(
+            agent_pb2.Frame(sequence=3, events=events_to_wire(columns)), frames.end(4, 0, 1)
+        )
+        stream.send(frames.goodbye(5)).wait_acknowledged(5)
+        stream.cut()
+        assert [manifest.status.iteration for manifest in manifests(rank.root)] == [7]
+        agent.restart()
+        assert [manifest.status.iteration for manifest in manifests(rank.root)] == [0, 7]
+        assert all(manifest.status.balanced for manifest in manifests(rank.root))
+        folder = rank.root / "rank_0" / "execution_order"
+        assert (folder / "ms_global_execution_order_graph_0.csv").read_text() == "0\n"
+        assert "Default/op0" in (folder / "ms_execution_order_graph_0.csv").read_text()
+        (session,) = rank.status().sessions
+        assert session.state == status_pb2.SESSION_STATE_CLOSED
+        agent.restart()
+        assert rank.status().sessions == []
+        assert (folder / "ms_global_execution_order_graph_0.csv").read_text() == "0\n"
+
+    def test_second_stream_of_a_session_ends_the_first(self, rank, frames):
+        """A rank that reconnects is not kept out by its own half-dead stream."""
+        rank.open()
+        first = rank.push().send(frames.record(1, ARRAY))
+        first.wait_acknowledged(1)
+        second = rank.push().send(frames.record(2, ARRAY), frames.goodbye(3))
+        second.wait_acknowledged(3)
+        assert first.wait_over() is grpc.StatusCode.UNAVAILABLE
+        assert second.finish() is grpc.StatusCode.OK
+
+    def test_lost_rank_is_called_lost(self, rank, frames):
+        """A stream that ends without a goodbye leaves a lost session and an open iteration."""
+        rank.open()
+        stream = rank.push().send(frames.record(1, ARRAY))
+        stream.wait_acknowledged(1)
+        assert rank.status().sessions[0].state == status_pb2.SESSION_STATE_OPEN
+        assert stream.finish() is grpc.StatusCode.OK
+        view = rank.status()
+        assert view.sessions[0].state == status_pb2.SESSION_STATE_LOST
+        assert view.findings == ["rank 0 ended within iteration 0, with 1 tensors in the tree"]
+
+
+class TestDoor:
+    def test_second_live_session_of_a_rank_is_refused_by_name(self, make_agent, make_rank, frames):
+        """Two processes that both believe to be rank 0 must not mix their tensors."""
+        address = make_agent().address
+        first = make_rank(address, pid=111)
+        first.open()
+        stream = first.push().send(frames.record(1, ARRAY))
+        stream.wait_acknowledged(1)
+        second = make_rank(address, session_id="other", pid=222)
+        with pytest.raises(grpc.RpcError) as refused:
+            second.open()
+        assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+        details = refused.value.details() or ""
+        assert all(part in details for part in ("rank 0", "111", "'here'")), details
+        stream.finish()
+        second.open()
+
+    def test_wrong_token_is_refused(self, rank):
+        """Nobody pushes into a session by knowing its name."""
+        rank.open()
+        assert rank.push(token=b"guess").wait_over() is grpc.StatusCode.FAILED_PRECONDITION
+        assert rank.push(token=b"").wait_over() is grpc.StatusCode.FAILED_PRECONDITION
+
+    def test_unknown_session_is_asked_to_open_again(self, rank):
+        """After a restart the rank learns that it has to introduce itself once more."""
+        stream = rank.push(token=b"x")
+        assert stream.wait_over() is grpc.StatusCode.UNAVAILABLE
+        assert "open it again" in stream.details
+
+    @pytest.mark.parametrize(
+        ("fields", "code"),
+        [
+            ({"root_text": "relative/dump"}, grpc.StatusCode.INVALID_ARGUMENT),
+            ({"codec": "lzma"}, grpc.StatusCode.FAILED_PRECONDITION),
+            ({"session_id": "../../etc"}, grpc.StatusCode.INVALID_ARGUMENT),
+            ({"rank": 1}, grpc.StatusCode.INVALID_ARGUMENT),
+            ({"root_text": "/proc/nowhere"}, grpc.StatusCode.FAILED_PRECONDITION),
+        ],
+    )
+    def test_sessions_that_cannot_be_served_are_refused(self, make_agent, make_rank, fields, code):
+        """A plan that cannot be carried out is refused at once, not tensor by tensor."""
+        rank = make_rank(make_agent().address, **fields)
+        with pytest.raises(grpc.RpcError) as refused:
+            rank.open()
+        assert refused.value.code() is code
+
+    def test_excluded_device_is_told_why(self, make_agent, make_rank):
+        """A rank that the plan leaves out learns so when it opens."""
+        rank = make_rank(make_agent().address, selection=Selection(devices=(1,)))
+        assert rank.open().excluded == "support_device [1] excludes this rank's device 0"
+
+    @pytest.mark.parametrize(
+        "frames_of",
+        [
+            lambda f: [f.record(2, ARRAY)],
+            lambda f: [f.record(1, ARRAY), f.record(3, ARRAY)],
+            lambda f: [f.record(1, ARRAY, first_bytes=10), f.record(2, ARRAY)],
+            lambda f: f.chunks(1, ARRAY, 0, 1000),
+            lambda f: [f.record(1, ARRAY, byte_count=3)],
+            lambda f: [f.record(1, ARRAY, iteration=1 << 63)],
+            lambda f: [f.record(1, ARRAY, slab=agent_pb2.SlabRange(offset=0, length=1))],
+            lambda f: [agent_pb2.Frame(sequence=1)],
+        ],
+    )
+    def test_bad_frame_ends_its_stream_only(self, make_agent, make_rank, frames, frames_of):
+        """A frame that breaks a rule ends its stream; the agent and its neighbours live on."""
+        address = make_agent().address
+        good = make_rank(address, rank=1, world_size=2, session_id="good")
+        good.open()
+        good_stream = good.push().send(frames.record(1, ARRAY))
+        bad = make_rank(address, world_size=2, session_id="bad")
+        bad.open()
+        assert bad.push().send(*frames_of(frames)).wait_over() is grpc.StatusCode.INVALID_ARGUMENT
+        good_stream.send(frames.record(2, ARRAY), frames.goodbye(3))
+        assert good_stream.finish() is grpc.StatusCode.OK
+        assert len(tensors(good.root, rank=1)) == 2
+
+    def test_symlink_out_of_the_tree_is_not_followed(self, rank, frames, tmp_path):
+        """A folder of the tree that leads elsewhere gets nothing; the records are counted."""
+        rank.open()
+        (rank.root / "rank_0" / "Net").symlink_to(tmp_path)
+        rank.push().send(frames.record(1, ARRAY), frames.end(2, 0, 1)).finish()
+        assert list(tmp_path.iterdir()) == []
+        assert dict(rank.status().iterations[0].dropped) == {"outside_root": 1}
+
+
+class TestQueue:
+    def test_full_queue_holds_ranks_back_and_loses_nothing(self, make_agent, make_rank, frames):
+        """Records far over the queue's limit all arrive, one over the whole limit among them."""
+        rank = make_rank(make_agent(queue_bytes=1 << 20).address, codec="none")
+        rank.open()
+        big = np.zeros(3 << 20, dtype=np.uint8)
+        stream = rank.push()
+        for sequence in range(1, 41):
+            stream.send(frames.record(sequence, np.zeros(100_000, dtype=np.uint8)))
+        stream.send(frames.record(41, big, first_bytes=0), *frames.chunks(41, big, 0, 1 << 20))
+        stream.send(frames.end(42, 0, 41), frames.goodbye(43))
+        assert stream.finish() is grpc.StatusCode.OK
+        assert len(tensors(rank.root)) == 41
+        assert manifests(rank.root)[0].status.balanced
+        assert rank.status().load.queued_bytes == 0
+
+    def test_synced_records_are_acknowledged(self, make_agent, make_rank, frames):
+        """The stricter durability changes nothing but the time."""
+        rank = make_rank(make_agent().address, delivery=Delivery(durability="synced"))
+        rank.open()
+        stream = rank.push().send(frames.record(1, ARRAY), frames.end(2, 0, 1), frames.goodbye(3))
+        assert stream.finish() is grpc.StatusCode.OK
+        assert len(tensors(rank.root)) == 1
+
+    def test_drain_answers_when_everything_is_in_the_tree(self, rank, frames):
+        """Control(Drain) returns after the last received record is committed."""
+        rank.open()
+        stream = rank.push().send(*[frames.record(n, ARRAY) for n in range(1, 51)])
+        stream.wait_acknowledged(50)
+        assert rank.drain().drained
+        assert len(tensors(rank.root)) == 50
+        stream.finish()
+
+
+class TestService:
+    def test_health_and_reflection(self, rank):
+        """Health says SERVING for the whole and for the service; reflection lists it."""
+        rank.status()
+        # The stub files of both know the classes but not the calls.
+        health: Any = health_pb2_grpc.HealthStub(rank.channel)
+        for name in ("", "rankdump.wire.v1.AgentService"):
+            answer = health.Check(health_pb2.HealthCheckRequest(service=name))
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        stub: Any = reflection_pb2_grpc.ServerReflectionStub(rank.channel)
+        request = reflection_pb2.ServerReflectionRequest(list_services="")
+        (answer,) = stub.ServerReflectionInfo(iter([request]))
+        names = {service.name for service in answer.list_services_response.service}
+        assert "rankdump.wire.v1.AgentService" in names
+
+    def test_stop_leaves_no_descriptor(self, make_agent, make_rank, frames):
+        """An agent that served and stopped holds no file open."""
+        agent = make_agent()
+
+        def serve(session_id: str) -> int:
+            rank = make_rank(agent.address, session_id=session_id)
+            rank.open()
+            rank.push().send(frames.record(1, ARRAY), frames.goodbye(2)).finish()
+            rank.close()
+            agent.restart()
+            return len([fd for fd in Path("/proc/self/fd").iterdir() if is_ours(fd)])
+
+        first = serve("one")
+        assert [serve("two"), serve("three")] == [first, first]
+
+    def test_manifest_is_json_for_everyone(self, rank, frames):
+        """A manifest is plain JSON with the names that people search for."""
+        rank.open()
+        rank.push().send(frames.record(1, ARRAY), frames.end(2, 0, 1), frames.goodbye(3)).finish()
+        folder = rank.root / "rank_0" / ".dump_metadata" / "manifest"
+        body = json.loads(next(folder.iterdir()).read_text())
+        assert body["records"][0]["op_name"] == "Default/fc-Dense/MatMul-op0"
+
+
+def is_ours(descriptor: Path) -> bool:
+    # gRPC keeps descriptors of its own between servers; files and sockets with a path are ours.
+    try:
+        return "/rd-" in str(descriptor.readlink())
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,194 @@
+"""`rankdumpd standalone` as a process: start, signals, crashes, and what survives them."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from rankdump.contract.manifest import Manifest
+from rankdump.wire.v1 import coordinator_pb2, coordinator_pb2_grpc
+
+ARRAY = np.arange(1000, dtype=np.float32)
+WAIT_S = 60
+
+
+def rankdumpd(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "rankdumpd", *arguments]
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, env=environ, timeout=WAIT_S
+    )
+
+
+def tensors(root: Path) -> list[Path]:
+    return sorted((root / "rank_0" / "Net").rglob("*.npy*"))
+
+
+def test_sigterm_drains_what_is_under_way(make_daemon, make_rank, frames):
+    """A rank that is told of the end finishes its stream, loses nothing, and the exit is 0."""
+    daemon = make_daemon()
+    rank = make_rank(daemon.address)
+    rank.open()
+    stream = rank.push().send(frames.record(1, ARRAY))
+    stream.wait_acknowledged(1)
+    daemon.terminate()
+    stream.wait_draining()
+    stream.send(*[frames.record(n, ARRAY) for n in range(2, 101)], frames.end(101, 0, 100))
+    stream.wait_acknowledged(101)
+    other = make_rank(daemon.address, session_id="late", job_id="late")
+    with pytest.raises(grpc.RpcError) as refused:
+        other.open()
+    assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert stream.finish() is grpc.StatusCode.OK
+    assert daemon.exit_status() == 0, daemon.log()
+    assert len(tensors(rank.root)) == 100
+    assert not (daemon.folder / "d.sock").exists()
+
+
+def test_silent_rank_does_not_keep_the_daemon(make_daemon, make_rank, frames):
+    """A rank that ignores the end is cut off at the deadline; its frames are safe."""
+    daemon = make_daemon(RANKDUMPD_AGENT__DRAIN_TIMEOUT_S="1")
+    rank = make_rank(daemon.address)
+    rank.open()
+    stream = rank.push().send(frames.record(1, ARRAY))
+    stream.wait_acknowledged(1)
+    daemon.terminate()
+    assert stream.wait_over() is grpc.StatusCode.UNAVAILABLE
+    assert daemon.exit_status() == 0, daemon.log()
+    assert len(tensors(rank.root)) == 1
+
+
+def test_second_signal_ends_at_once(make_daemon, make_rank, frames):
+    """Whoever asks twice does not wait for ranks."""
+    daemon = make_daemon()
+    rank = make_rank(daemon.address)
+    rank.open()
+    stream = rank.push().send(frames.record(1, ARRAY))
+    stream.wait_acknowledged(1)
+    daemon.terminate()
+    stream.wait_draining()
+    daemon.process.send_signal(signal.SIGINT)
+    assert daemon.exit_status() == 1
+    stream.wait_over()
+
+
+def test_killed_daemon_resumes_on_its_state(make_daemon, make_rank, frames):
+    """After kill -9 a new daemon on the same state and socket goes on where the ledger stands."""
+    daemon = make_daemon()
+    rank = make_rank(daemon.address)
+    rank.open()
+    stream = rank.push().send(*[frames.record(n, ARRAY + n) for n in range(1, 31)])
+    stream.wait_acknowledged(10)
+    daemon.kill()
+    assert stream.wait_over() is grpc.StatusCode.UNAVAILABLE
+    assert (daemon.folder / "d.sock").exists()
+    daemon.start()
+    acknowledged = rank.open().acknowledged_sequence
+    assert acknowledged >= stream.acknowledged
+    stream = rank.push().send(*[frames.record(n, ARRAY + n) for n in range(acknowledged + 1, 41)])
+    stream.send(frames.end(41, 0, 40), frames.goodbye(42))
+    assert stream.finish() is grpc.StatusCode.OK
+    assert len(tensors(rank.root)) == 40
+    folder = rank.root / "rank_0" / ".dump_metadata" / "manifest"
+    (manifest,) = [Manifest.from_json(path.read_bytes()) for path in folder.iterdir()]
+    assert manifest.status.balanced
+    assert sorted(rank.root / record.path for record in manifest.records) == tensors(rank.root)
+    assert not list(rank.root.rglob(".*.tmp"))
+
+
+def test_coordinator_learns_through_the_same_socket(make_daemon, make_rank, frames):
+    """A standalone daemon's agent reports sessions and balances to its own coordinator."""
+    daemon = make_daemon()
+    rank = make_rank(daemon.address)
+    rank.open()
+    stream = rank.push().send(frames.record(1, ARRAY), frames.end(2, 0, 1), frames.goodbye(3))
+    stream.finish()
+    assert rank.drain().drained
+    stub = coordinator_pb2_grpc.CoordinatorServiceStub(rank.channel)
+    view = stub.CoordinatorStatus(coordinator_pb2.CoordinatorStatusRequest()).view
+    assert [session.session_id for session in view.sessions] == [rank.session_id]
+    assert [(i.complete, i.expected, i.stored) for i in view.iterations] == [(True, 1, 1)]
+    # Its stub file knows the class but not the calls.
+    reflection: Any = reflection_pb2_grpc.ServerReflectionStub(rank.channel)
+    request = reflection_pb2.ServerReflectionRequest(list_services="")
+    (answer,) = reflection.ServerReflectionInfo(iter([request]))
+    names = {service.name for service in answer.list_services_response.service}
+    assert {"rankdump.wire.v1.AgentService", "rankdump.wire.v1.CoordinatorService"} <= names
+
+
+def test_address_of_a_live_server_is_not_taken(make_daemon, tmp_path):
+    """A second daemon on the same socket says so and leaves the first alone."""
+    daemon = make_daemon()
+    path = daemon.address.removeprefix("unix:")
+    second = rankdumpd("standalone", "--socket", path, "--state-dir", str(tmp_path))
+    assert second.returncode == 2
+    assert "another server listens there" in second.stderr
+    daemon.wait_serving()
+
+
+def test_state_of_a_live_agent_is_not_taken(make_daemon, short_dir):
+    """A second daemon on the same state folder says so, in one line."""
+    make_daemon()
+    state = str(short_dir / "state")
+    second = rankdumpd("standalone", "--socket", f"{short_dir}/2.sock", "--state-dir", state)
+    assert second.returncode == 2
+    assert "no other agent" in second.stderr
+    assert second.stderr.count("\n") == 1
+
+
+def test_readiness_is_told_to_systemd(make_daemon, short_dir):
+    """READY=1 comes when calls are answered, STOPPING=1 when the end begins."""
+    heard: list[bytes] = []
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
+        notify.bind(str(short_dir / "n.sock"))
+        notify.settimeout(WAIT_S)
+        listener = threading.Thread(target=lambda: heard.extend(notify.recv(64) for _ in "12"))
+        listener.start()
+        daemon = make_daemon(NOTIFY_SOCKET=str(short_dir / "n.sock"))
+        daemon.terminate()
+        assert daemon.exit_status() == 0, daemon.log()
+        listener.join(WAIT_S)
+    assert heard == [b"READY=1", b"STOPPING=1"]
+
+
+class TestCommand:
+    def test_check_config_prints_what_holds(self, tmp_path):
+        """--check-config shows the resolved settings and starts nothing."""
+        done = rankdumpd(
+            "standalone", "--check-config", "--socket", str(tmp_path / "s"), PATH="/usr/bin"
+        )
+        assert done.returncode == 0, done.stderr
+        assert f'listen = "unix:{tmp_path}/s"' in done.stdout
+        assert "queue_bytes = 536870912" in done.stdout
+
+    @pytest.mark.parametrize(
+        ("command", "text", "says"),
+        [
+            ("agent", "[agent]\nworker = 1\n", "nearest: workers"),
+            ("agent", '[agent]\nlisten = "0.0.0.0:7420"\n', "no TLS"),
+            ("coordinator", '[coordinator]\nlisten = "10.0.0.1:1"\n', "no TLS"),
+            ("coordinator", '[coordinator]\nlisten = "unix:relative"\n', "absolute"),
+        ],
+    )
+    def test_configuration_errors_are_one_line(self, tmp_path, command, text, says):
+        """A fault in the settings is one line on stderr and exit 2."""
+        path = tmp_path / "rankdumpd.toml"
+        path.write_text(text)
+        environ = {"RANKDUMPD_AGENT__STATE_DIR": str(tmp_path / "state")}
+        done = rankdumpd(command, "--config", str(path), **environ)
+        assert done.returncode == 2
+        assert says in done.stderr
+        assert done.stderr.count("\n") == 1
+
+    def test_unknown_command_is_usage(self):
+        """A command that does not exist is exit 2."""
+        assert rankdumpd("serve").returncode == 2

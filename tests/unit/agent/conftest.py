@@ -1,0 +1,60 @@
+"""Heads and values that the tests of the agent's rooms share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rankdump.contract.exchange import RecordHead, SessionRequest
+from rankdump.contract.key import Side, TensorKey
+from rankdump.contract.plan import DumpPlan, Output
+
+
+@pytest.fixture
+def make_head() -> Callable[..., RecordHead]:
+    """Makes heads of four float32 elements, unless told otherwise."""
+
+    def make(**fields) -> RecordHead:
+        key: dict[str, Any] = {
+            "rank": 0,
+            "net_name": "Net",
+            "graph": 0,
+            "iteration": 0,
+            "timestamp_us": 1,
+            "op_type": "MatMul",
+            "op_name": "Default/MatMul-op0",
+            "side": Side.OUTPUT,
+            "slot": 0,
+        }
+        head: dict[str, Any] = {"dtype": "float32", "shape": (4,), "byte_count": 16}
+        for name, value in fields.items():
+            (key if name in key else head)[name] = value
+        return RecordHead(key=TensorKey(**key), **head)
+
+    return make
+
+
+@pytest.fixture
+def make_request() -> Callable[..., SessionRequest]:
+    """Makes introductions of rank 0."""
+
+    def make(**fields) -> SessionRequest:
+        plan = DumpPlan(output=Output(root="/dump"))
+        defaults: dict[str, Any] = {
+            "job_id": "job",
+            "session_id": "session",
+            "rank": 0,
+            "world_size": 1,
+            "device": 0,
+            "host": "here",
+            "pid": 1,
+            "framework": "none 0",
+            "device_target": "CPU",
+            "plan_json": plan.to_json(),
+            "config_source": b"{}",
+        }
+        return SessionRequest(**{**defaults, **fields})
+
+    return make

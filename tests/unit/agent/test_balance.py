@@ -1,0 +1,82 @@
+"""Counts that add up, and sentences for those that do not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rankdump.contract.exchange import IterationEnd
+from rankdump.contract.status import IterationStatus, SessionState, SessionStatus
+from rankdumpd.agent.balance import Tally, findings
+from rankdumpd.agent.values import Fate
+
+
+def session(**fields) -> SessionStatus:
+    defaults: dict[str, Any] = {"state": SessionState.CLOSED, "iterations_seen": 9}
+    return SessionStatus("job", "s", 2, 4, 2, "here", 1, **{**defaults, **fields})
+
+
+def iteration(number: int, **fields) -> IterationStatus:
+    complete = fields.pop("complete", True)
+    return IterationStatus("job", "s", 2, number, complete, **fields)
+
+
+@pytest.mark.parametrize(
+    ("of", "iterations", "expected"),
+    [
+        (session(), [iteration(0, expected=2, stored=2)], []),
+        (session(), [iteration(0, expected=3, stored=1, dropped={"full": 2})], []),
+        (session(state=SessionState.OPEN), [iteration(0, complete=False, stored=1)], []),
+        (
+            session(),
+            [iteration(5, expected=4, stored=1, degraded=1, dropped={"full": 1})],
+            ["rank 2, iteration 5: 4 tensors expected, 2 kept and 1 dropped"],
+        ),
+        (
+            session(state=SessionState.LOST),
+            [iteration(0, expected=1, stored=1), iteration(1, complete=False, stored=1)],
+            ["rank 2 ended within iteration 1, with 1 tensors in the tree"],
+        ),
+        (
+            session(excluded="support_device [1] excludes this rank's device 2"),
+            [],
+            ["rank 2 collected nothing: support_device [1] excludes this rank's device 2"],
+        ),
+        (
+            session(),
+            [],
+            ["rank 2 collected nothing: none of the 9 iterations it ran was selected"],
+        ),
+        (
+            session(),
+            [iteration(0)],
+            ["rank 2 collected nothing: no tensor was selected in 1 selected iterations"],
+        ),
+        (
+            session(),
+            [
+                iteration(0, expected=2, dropped={"disk_full": 2}),
+                iteration(1, expected=1, dropped={"disk_full": 1}),
+            ],
+            ["rank 2 collected nothing: dropped: 3 disk_full"],
+        ),
+        (session(state=SessionState.OPEN), [], []),
+    ],
+)
+def test_findings(of, iterations, expected):
+    """What does not add up, or came to nothing, is said in a sentence; the rest is silence."""
+    assert findings(of, iterations) == expected
+
+
+def test_tally_of_an_iteration_that_runs_twice(make_request):
+    """Two runs of one iteration are counted together and still balance."""
+    tally = Tally()
+    for _ in range(2):
+        tally.count(Fate.STORED, "", bytes_in=16, bytes_stored=9)
+        tally.count(Fate.DROPPED, "disk_full", bytes_in=16, bytes_stored=0)
+        tally.end(IterationEnd(0, 5, {"buffer_full": 3}))
+    status = tally.status(make_request(), 0)
+    assert status.balanced
+    assert (status.expected, status.stored, status.bytes_in) == (10, 2, 64)
+    assert status.dropped == {"disk_full": 2, "buffer_full": 6}

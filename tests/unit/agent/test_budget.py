@@ -1,0 +1,71 @@
+"""Room for bytes under way: first come, first served, and the oversized alone."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from rankdump.contract.errors import UnavailableError
+from rankdumpd.agent.budget import Budget
+
+WAIT_S = 60
+
+
+class Waiter:
+    """Takes bytes in a thread of its own."""
+
+    def __init__(self, budget: Budget, cost_bytes: int) -> None:
+        self.done = threading.Event()
+        self.error: UnavailableError | None = None
+        self._budget, self._cost = budget, cost_bytes
+        self._thread = threading.Thread(target=self._take)
+        self._thread.start()
+
+    def _take(self) -> None:
+        try:
+            self._budget.take(self._cost)
+        except UnavailableError as error:
+            self.error = error
+        self.done.set()
+
+    def finish(self) -> None:
+        assert self.done.wait(WAIT_S)
+        self._thread.join()
+
+
+def queue_up(budget: Budget, cost_bytes: int, place: int) -> Waiter:
+    waiter = Waiter(budget, cost_bytes)
+    while len(budget._waiting) < place:
+        assert not waiter.done.wait(0.001)
+    return waiter
+
+
+def test_oversized_goes_alone_and_nobody_overtakes():
+    """What exceeds the limit waits for an empty house; the small one behind it waits too."""
+    budget = Budget(100)
+    budget.take(60)
+    oversized = queue_up(budget, 1000, 1)
+    small = queue_up(budget, 1, 2)
+    budget.give(60)
+    oversized.finish()
+    assert not small.done.is_set()
+    assert (budget.used_bytes, budget.items) == (1000, 1)
+    budget.give(1000)
+    small.finish()
+    assert (budget.used_bytes, budget.items) == (1, 1)
+    assert budget.wait_idle(0) == 1
+    budget.give(1)
+    assert budget.wait_idle(WAIT_S) == 0
+
+
+def test_closing_turns_everyone_away():
+    """A stopping agent leaves nobody waiting."""
+    budget = Budget(10)
+    budget.take(10)
+    waiter = queue_up(budget, 1, 1)
+    budget.close()
+    waiter.finish()
+    assert waiter.error is not None
+    with pytest.raises(UnavailableError):
+        budget.take(1)

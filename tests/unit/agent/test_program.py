@@ -1,0 +1,48 @@
+"""Program order from events in any order."""
+
+from __future__ import annotations
+
+import random
+
+from rankdump.contract.events import Event, EventColumns, EventKind
+from rankdumpd.agent.program import ProgramOrder
+
+
+def columns(*places: tuple[int, int, int]) -> EventColumns:
+    """Events by graph, iteration and position."""
+    return EventColumns.of(
+        [Event(g, i, p, p, f"op{p}", EventKind.OPERATOR, 0, 0) for g, i, p in places]
+    )
+
+
+def test_order_is_that_of_positions_whatever_the_batches():
+    """However events are batched and mixed, a graph's names come in the order of its positions."""
+    places = [(position % 2, 4, position) for position in range(50)]
+    random.Random(7).shuffle(places)
+    program = ProgramOrder()
+    program.take(columns(*places[:20]))
+    program.take(columns(*places[20:], (0, 5, 99)))
+    assert program.graphs(4) == {0, 1}
+    assert program.unwritten(4) == {
+        graph: [f"op{n}" for n in range(graph, 50, 2)] for graph in (0, 1)
+    }
+
+
+def test_written_graphs_are_asked_for_once():
+    """A graph whose order is in the tree is only noted as having run."""
+    program = ProgramOrder(written=[3])
+    program.take(columns((0, 1, 0), (3, 1, 1)))
+    assert program.unwritten(1) == {0: ["op0"]}
+    program.ended(1)
+    assert program.written == {0, 3}
+    program.take(columns((0, 2, 0), (1, 2, 1)))
+    assert program.graphs(2) == {0, 1}
+    assert program.unwritten(2) == {1: ["op1"]}
+
+
+def test_no_events_is_no_order():
+    """An iteration without events has no graphs."""
+    program = ProgramOrder()
+    program.take(columns())
+    assert program.graphs(0) == frozenset()
+    program.ended(0)

@@ -1,0 +1,21 @@
+"""Acknowledgements are the arithmetic of gaps."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankdumpd.agent.progress import Progress
+
+
+@given(st.lists(st.lists(st.integers(1, 40))))
+def test_watermark_is_the_highest_number_without_a_gap_below(batches):
+    """In whatever order numbers come, the watermark stands before the first that is missing."""
+    progress = Progress()
+    seen: set[int] = set()
+    for batch in batches:
+        progress.add(batch)
+        seen.update(batch)
+        first_missing = next(n for n in range(1, 42) if n not in seen)
+        assert progress.watermark == first_missing - 1
+        assert all((n in progress) == (n in seen) for n in range(1, 42))

@@ -1,0 +1,40 @@
+"""Whom the agent can serve at all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rankdump.contract.errors import PermanentError
+from rankdump.contract.plan import DumpPlan, Output
+from rankdumpd.agent import vet
+
+
+@pytest.mark.parametrize(
+    ("fields", "output", "says"),
+    [
+        ({}, {"codec": "lzma"}, "codec 'lzma' is none of none, zstd"),
+        ({}, {"layout": "acl"}, "layout 'acl'"),
+        ({}, {"folder_mode": 0o500}, "folder_mode 0o500"),
+        ({}, {"net_name": "a/b"}, "net_name"),
+        ({}, {"root": "relative"}, "relative"),
+        ({"session_id": "../up"}, {}, "session id '../up'"),
+        ({"session_id": "a" * 129}, {}, "session id"),
+        ({"job_id": "j" * 257}, {}, "257 characters"),
+        ({"plan_json": b"[]"}, {}, "plan cannot be read"),
+    ],
+)
+def test_what_cannot_be_served_is_named(make_request, fields, output, says):
+    """A session that could only fail later is refused with what is wrong."""
+    whole: dict[str, Any] = {"root": "/dump", **output}
+    plan = DumpPlan(output=Output(**whole))
+    with pytest.raises(PermanentError) as refused:
+        vet.plan_of(make_request(**{"plan_json": plan.to_json(), **fields}))
+    assert says in str(refused.value)
+
+
+def test_plan_arrives_as_it_was_sent(make_request):
+    """A plan that can be served comes out as it went in."""
+    plan = DumpPlan(output=Output(root="/dump", net_name="Net-1", codec="none"))
+    assert vet.plan_of(make_request(plan_json=plan.to_json())) == plan

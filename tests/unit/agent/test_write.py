@@ -1,0 +1,130 @@
+"""Files of the tree: whole or not there, inside the root, with the plan's modes."""
+
+from __future__ import annotations
+
+import errno
+import stat
+from pathlib import Path
+
+import pytest
+
+from rankdump.contract.key import Side
+from rankdumpd.agent.tree import Tree, write_all
+from rankdumpd.agent.values import Encoded, Fate, Ticket
+from rankdumpd.agent.write import Writer
+
+LONG = "Default/" + "x" * 300 + "-op0"
+
+
+def tree(root: Path, **fields) -> Tree:
+    return Tree(str(root), file_mode=0o440, folder_mode=0o750, **fields)
+
+
+def encoded(head, sequence: int = 1, data: bytes = b"12345") -> Encoded:
+    return Encoded(Ticket("session", sequence), head, "digest", "", (data[:2], data[2:]), len(data))
+
+
+def files(root: Path) -> list[Path]:
+    return sorted(path for path in root.rglob("*") if path.is_file())
+
+
+def test_stored_under_its_place_with_modes(make_head, tmp_path):
+    """A record lands where the layout says, readable as the plan says, with nothing beside it."""
+    outcome = Writer(tree(tmp_path / "a" / "b")).write(encoded(make_head()))
+    assert outcome.fate is Fate.STORED
+    (path,) = files(tmp_path)
+    assert path == tmp_path / "a" / "b" / outcome.path
+    assert path.read_bytes() == b"12345"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o440
+    assert {stat.S_IMODE(p.stat().st_mode) for p in tmp_path.rglob("*") if p.is_dir()} == {0o750}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../../../etc/passwd", "/etc/passwd", "..", "a\0b", "a\nb", "a\\b", "", "\u202e\u00e9", ".x"],
+)
+def test_hostile_names_stay_in_their_folder(make_head, tmp_path, name):
+    """Whatever an operator is called, its file stands in the iteration's folder."""
+    root = tmp_path / "root"
+    outcome = Writer(tree(root)).write(encoded(make_head(op_name=name, op_type=name)))
+    assert outcome.fate is Fate.STORED
+    assert [path.parent for path in files(tmp_path)] == [root / "rank_0" / "Net" / "0" / "0"]
+
+
+@pytest.mark.parametrize(
+    ("number", "reason"),
+    [
+        (errno.ENOSPC, "disk_full"),
+        (errno.EDQUOT, "disk_full"),
+        (errno.EIO, "write_error"),
+        (errno.EROFS, "write_error"),
+    ],
+)
+def test_failing_disk_is_a_reason_and_leaves_nothing(make_head, tmp_path, caplog, number, reason):
+    """A write that fails half-way is dropped by reason, logged once, and leaves no file."""
+
+    def fail(descriptor: int, parts) -> None:
+        write_all(descriptor, parts[:1])
+        raise OSError(number, "failing on purpose")
+
+    writer = Writer(tree(tmp_path, write=fail))
+    outcomes = [writer.write(encoded(make_head(), number)) for number in (1, 2)]
+    assert [(o.fate, o.reason, o.path) for o in outcomes] == [(Fate.DROPPED, reason, "")] * 2
+    assert files(tmp_path) == []
+    assert len(caplog.records) == 1
+
+
+def test_link_out_of_the_root_is_not_followed(make_head, tmp_path):
+    """A folder that leads out of the tree gets nothing, at any depth."""
+    outside, root = tmp_path / "outside", tmp_path / "root"
+    outside.mkdir()
+    for depth in ("rank_0", "rank_1/Net", "rank_2/Net/0/0"):
+        link = root / depth
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(outside)
+    writer = Writer(tree(root))
+    reasons = {writer.write(encoded(make_head(rank=rank))).reason for rank in (0, 1, 2)}
+    assert reasons == {"outside_root"}
+    assert list(outside.iterdir()) == []
+
+
+def test_link_in_place_of_the_file_is_replaced(make_head, tmp_path):
+    """A link that stands where a tensor belongs is replaced, never written through."""
+    victim = tmp_path / "victim"
+    victim.write_text("untouched")
+    writer = Writer(tree(tmp_path / "root"))
+    path = tmp_path / "root" / writer.write(encoded(make_head())).path
+    path.unlink()
+    path.symlink_to(victim)
+    writer.write(encoded(make_head()))
+    assert victim.read_text() == "untouched"
+    assert not path.is_symlink()
+
+
+def test_leftover_of_a_crash_is_replaced(make_head, tmp_path):
+    """Half a file of an earlier life does not keep the record from being written again."""
+    writer = Writer(tree(tmp_path))
+    path = tmp_path / writer.write(encoded(make_head())).path
+    path.with_name(".session-1.tmp").write_bytes(b"half")
+    assert writer.write(encoded(make_head())).fate is Fate.STORED
+    assert files(tmp_path) == [path]
+
+
+def test_long_names_are_mapped_once(make_head, tmp_path):
+    """A long name has one line in mapping.csv, however often and by whomever it is written."""
+    sent = [make_head(op_name=LONG), make_head(op_name=LONG, side=Side.INPUT)]
+    paths: set[str] = set()
+    for _ in range(2):
+        writer = Writer(tree(tmp_path))
+        paths |= {writer.write(encoded(head)).path for head in (*sent, *sent)}
+    mapping = tmp_path / "rank_0" / "Net" / "0" / "0" / "mapping.csv"
+    lines = [line.split(",", 1) for line in mapping.read_text().splitlines()]
+    assert {f"rank_0/Net/0/0/{name}" for name, _ in lines} == paths
+    assert sorted(original.split(".")[5] for _, original in lines) == ["input", "output"]
+    assert stat.S_IMODE(mapping.stat().st_mode) == 0o440
+
+
+def test_synced_tree_holds_the_same(make_head, tmp_path):
+    """Syncing changes when a record counts as safe, not what is written."""
+    outcome = Writer(tree(tmp_path, synced=True)).write(encoded(make_head()))
+    assert (tmp_path / outcome.path).read_bytes() == b"12345"
