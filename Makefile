@@ -22,6 +22,17 @@ build/proto-venv/ready:
 	build/proto-venv/bin/python -m pip install --quiet $(PROTO_TOOLS)
 	touch $@
 
+# Every line is echoed before it runs: the demo is also the list of commands to know.
+DEMO := build/demo
+demo: setup
+	@rm -rf $(DEMO)
+	OMP_NUM_THREADS=1 $(BIN)/rankdump run --config examples/data_dump.json --output $(DEMO) -- \
+	  $(BIN)/torchrun --standalone --nproc-per-node 2 examples/torch_ddp.py
+	$(BIN)/rankdump ls $(DEMO)
+	$(BIN)/rankdump show $$(find $(DEMO)/rank_0 -name 'Linear.*output*' | sort | head -n 1)
+	$(BIN)/rankdump order $(DEMO) --iteration 1 --limit 25
+	$(BIN)/rankdump status $(DEMO)
+
 test: setup
 	$(BIN)/python -m pytest tests
 

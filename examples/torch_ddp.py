@@ -1,4 +1,4 @@
-"""Trains a small transformer on handwritten digits with DistributedDataParallel, on CPU.
+r"""Trains a small transformer on handwritten digits with DistributedDataParallel, on CPU.
 
     rankdump run --config examples/data_dump.json -- torchrun --nproc-per-node 2 \
         examples/torch_ddp.py
@@ -7,6 +7,8 @@ Runs as well without rankdump; then the session below is off.
 """
 
 from __future__ import annotations
+
+import gc
 
 import torch
 import torch.distributed as dist
@@ -46,15 +48,13 @@ def batches(rank: int, world_size: int) -> list[tuple[torch.Tensor, torch.Tensor
     return list(zip(own_rows.split(BATCH), own_labels.split(BATCH), strict=True))
 
 
-def main() -> None:
+def train(rank: int, world_size: int) -> None:
     """Train for a few steps."""
-    dist.init_process_group("gloo")
-    rank = dist.get_rank()
     torch.manual_seed(0)
     model = DistributedDataParallel(DigitReader())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     session = rankdump.attach(model)
-    for step, (rows, labels) in enumerate(batches(rank, dist.get_world_size())[:STEPS]):
+    for step, (rows, labels) in enumerate(batches(rank, world_size)[:STEPS]):
         session.step(step)
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(model(rows), labels)
@@ -63,6 +63,15 @@ def main() -> None:
         if rank == 0:
             print(f"step {step}: loss {loss.item():.4f}", flush=True)
     session.close()
+
+
+def main() -> None:
+    """Be one rank of the job."""
+    dist.init_process_group("gloo")
+    train(dist.get_rank(), dist.get_world_size())
+    # The model holds the process group, and gloo's threads must not outlive the interpreter:
+    # one that drops its last tensor then aborts the process.
+    gc.collect()
     dist.destroy_process_group()
 
 

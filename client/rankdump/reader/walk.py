@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -161,10 +162,14 @@ def _walk_iteration(root: Path, folder: str, found: _Found) -> None:
         if item.name == layout.MAPPING_FILE:
             continue
         key = layout.key_of(f"{folder}/{names.get(item.name, item.name)}")
-        if key is None or not item.is_file():
+        try:
+            facts = item.stat()
+        except OSError:  # gone since it was listed, or a link to nowhere
+            facts = None
+        if key is None or facts is None or not stat.S_ISREG(facts.st_mode):
             found.foreign += 1
             continue
-        found.entries.append(Entry(root, f"{folder}/{item.name}", key, item.stat().st_size))
+        found.entries.append(Entry(root, f"{folder}/{item.name}", key, facts.st_size))
 
 
 def _manifest_files(folder: Path) -> list[Path]:

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 
@@ -20,8 +23,6 @@ def test_a_missing_extra_is_one_line(missing):
 
 def test_a_closed_pipe_ends_quietly(tree):
     """`rankdump ls | head -1` prints no traceback."""
-    import numpy as np
-
     for number in range(300):
         tree.tensor(0, 0, f"Default/{'long' * 20}-Name/Op-op{number}", np.ones(1, np.float32))
     script = (
@@ -31,3 +32,22 @@ def test_a_closed_pipe_ends_quietly(tree):
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.count("\n") == 1
+
+
+def test_watching_ends_with_ctrl_c(tree):
+    """`status --watch` shows the ranks again and again until Ctrl-C, which is no failure."""
+    tree.tensor(0, 0, "Default/a-A/A-op0", np.ones(1, np.float32))
+    tree.complete(0, 0, world_size=1)
+    watch = subprocess.Popen(
+        [sys.executable, "-m", "rankdump.cli", "status", str(tree.root), "--watch"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "FORCE_COLOR": "1"},  # a terminal for rich: it draws while it runs
+    )
+    assert watch.stdout is not None
+    first = next(line for line in watch.stdout if "closed" in line)
+    watch.send_signal(signal.SIGINT)
+    _, err = watch.communicate(timeout=60)
+    assert (watch.returncode, err) == (0, "")
+    assert first.split()[:3] == ["0", "closed", "1/1"]

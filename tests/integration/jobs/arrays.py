@@ -1,0 +1,36 @@
+"""One rank without a framework: dumps known arrays through a session.
+
+python arrays.py RANK ITERATIONS [EXIT_CODE]
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import numpy as np
+
+import rankdump
+
+
+def expected(rank: int, iteration: int, slot: int) -> np.ndarray:
+    """Return what stands in the tree for that tensor."""
+    return np.full((4, 5), rank * 100 + iteration * 10 + slot, np.float32)
+
+
+def main() -> None:
+    rank, iterations = int(sys.argv[1]), int(sys.argv[2])
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+    session = rankdump.Session.from_environment()
+    for iteration in range(iterations):
+        session.step(iteration)
+        for slot in (0, 1):
+            values = expected(rank, iteration, slot)
+            session.dump("Linear", "Default/fc-Linear/Linear-op0", "input", slot, values)
+    session.close()
+    print(f"rank {rank} is done", flush=True)
+    sys.exit(int(sys.argv[3]) if len(sys.argv) > 3 else 0)
+
+
+if __name__ == "__main__":
+    main()

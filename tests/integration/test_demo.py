@@ -1,0 +1,108 @@
+"""The demonstration and its promise: a real two-rank DDP job, dumped byte for byte."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from rankdump.contract.events import EventKind
+from rankdump.reader import load, read_order, status, walk
+
+ROOT = Path(__file__).parent.parent.parent
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+EXAMPLE = ROOT / "examples" / "torch_ddp.py"
+
+
+def torchrun(*command) -> list[str]:
+    return [*TORCHRUN, *map(str, command)]
+
+
+def dumped(tree: Path, command: list[str], temp: Path) -> subprocess.CompletedProcess[str]:
+    """Run a command under `rankdump run` with the example's configuration."""
+    rankdump = [sys.executable, "-m", "rankdump.cli", "run"]
+    options = ["--config", str(ROOT / "examples" / "data_dump.json"), "--output", str(tree)]
+    environ = {**os.environ, "TMPDIR": str(temp), "OMP_NUM_THREADS": "1"}
+    return finished([*rankdump, *options, "--", *command], environ)
+
+
+def finished(command: list[str], environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        command, env=environ, capture_output=True, text=True, timeout=110, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def collected(tmp_path_factory):
+    """The tree of one digesting job, and what its own hooks saw."""
+    folder = tmp_path_factory.mktemp("digests")
+    temp = Path("/tmp")
+    job = Path(__file__).parent / "jobs" / "ddp_digests.py"
+    done = dumped(folder / "tree", torchrun(job, folder), temp)
+    seen = {rank: json.loads((folder / f"rank_{rank}.json").read_text()) for rank in (0, 1)}
+    return folder / "tree", seen, done.stderr
+
+
+def test_files_hold_what_the_ranks_computed(collected):
+    """Every tensor that independent hooks saw lies in the tree, bit for bit, and no other."""
+    tree, seen, _ = collected
+    found: dict[int, Counter] = {0: Counter(), 1: Counter()}
+    for entry in walk(tree).entries:
+        if entry.op_name.startswith("Gradients/Default/"):
+            continue  # gradients of activations; the job's hooks see the forward only
+        name = entry.op_name if entry.op_type == "Parameter" else entry.op_type
+        digest = hashlib.sha256(load(entry).tobytes()).hexdigest()
+        key = entry.key
+        found[key.rank][key.iteration, name, key.side.value, key.slot, digest] += 1
+    for rank in (0, 1):
+        expected = Counter(tuple(row) for row in seen[rank])
+        assert expected - found[rank] == Counter()
+        assert found[rank] - expected == Counter()
+    assert sum(found[0].values()) > 100
+
+
+def test_everything_is_accounted_for(collected):
+    """Both ranks finished all iterations and nothing was lost on the way."""
+    view = status(collected[0])
+    assert [(i.rank, i.iteration) for i in view.iterations] == [
+        (rank, iteration) for rank in (0, 1) for iteration in (0, 1, 2)
+    ]
+    assert all(i.complete and i.balanced and not i.dropped for i in view.iterations)
+    assert view.findings == ()
+    assert "dropped:" not in collected[2]
+
+
+def test_the_order_joins_both_ranks(collected):
+    """Each all-reduce and barrier is one line with both ranks, and nothing is odd."""
+    order = read_order(collected[0])
+    assert order.findings == ()
+    joint = [entry for entry in order.entries if entry.kind.collective]
+    assert {entry.ranks for entry in joint} == {(0, 1)}
+    kinds = Counter((entry.iteration, entry.kind) for entry in joint)
+    for iteration in (0, 1, 2):
+        assert kinds[iteration, EventKind.ALL_REDUCE] >= 1
+        assert kinds[iteration, EventKind.BARRIER] == 1
+    names = [e.name for e in order.entries if e.kind is EventKind.OPERATOR and e.ranks == (1,)]
+    assert any("Conv2d" in name for name in names)
+
+
+def test_the_example_trains_alike_with_and_without(tmp_path, socket_folder):
+    """The example runs without rankdump, and being dumped changes none of its losses."""
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    alone = finished(torchrun(EXAMPLE), environ)
+    with_dump = dumped(tmp_path / "tree", torchrun(EXAMPLE), socket_folder)
+    assert alone.stdout == with_dump.stdout
+    assert alone.stdout.count("loss") == 3
+    tree = walk(tmp_path / "tree")
+    assert {(e.key.rank, e.key.iteration) for e in tree.entries} == {
+        (rank, iteration) for rank in (0, 1) for iteration in (0, 1, 2)
+    }
+    assert tree.problems == ()

@@ -1,0 +1,210 @@
+"""`rankdump run` as people use it: a real daemon, real processes, real files."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rankdump.reader import load, status, walk
+
+JOB = Path(__file__).parent / "jobs" / "arrays.py"
+BOTH_RANKS = f"{sys.executable} {JOB} 0 3 && {sys.executable} {JOB} 1 3"
+
+
+@pytest.fixture
+def config(tmp_path):
+    """A configuration that selects the first two of three iterations."""
+    return written(tmp_path / "data_dump.json")
+
+
+def written(path: Path, **common) -> Path:
+    settings = {
+        "dump_mode": 0,
+        "path": "/nowhere/unless/overridden",
+        "net_name": "Net",
+        "iteration": "0-1",
+        "saved_data": "tensor",
+        "input_output": 0,
+        "kernels": [],
+        "support_device": [0, 1],
+    }
+    e2e = {"enable": True, "trans_flag": True}
+    body = {"common_dump_settings": settings | common, "e2e_dump_settings": e2e}
+    path.write_text(json.dumps(body))
+    return path
+
+
+@pytest.fixture
+def start(tmp_path, socket_folder):
+    """Start `rankdump run` on a command, with its temporary files in a folder of their own."""
+
+    def started(config: Path, *command, **environ) -> subprocess.Popen[str]:
+        arguments = ["run", "--config", config, "--output", tmp_path / "tree", "--", *command]
+        return subprocess.Popen(
+            [sys.executable, "-m", "rankdump.cli", *map(str, arguments)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            env={**os.environ, "TMPDIR": str(socket_folder), **environ},
+        )
+
+    return started
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=100)
+    return process.returncode, out, err
+
+
+def test_everything_selected_is_in_the_tree(config, start, tmp_path, socket_folder):
+    """Both ranks' selected iterations lie in the tree, exact; the job's output is its own."""
+    code, out, err = ended(start(config, "sh", "-c", BOTH_RANKS))
+    assert code == 0, err
+    assert out == "rank 0 is done\nrank 1 is done\n"
+    tree = walk(tmp_path / "tree")
+    places = [(e.key.rank, e.key.iteration, e.key.slot) for e in tree.entries]
+    assert places == [(r, i, s) for r in (0, 1) for i in (0, 1) for s in (0, 1)]
+    for entry, (rank, iteration, slot) in zip(tree.entries, places, strict=True):
+        np.testing.assert_array_equal(load(entry), rank * 100 + iteration * 10 + slot)
+    assert tree.problems == ()
+    view = status(tmp_path / "tree")
+    assert all(i.complete and i.balanced for i in view.iterations)
+    assert view.findings == ()
+    rows = [line.split() for line in err.splitlines()]
+    assert ["0", "2/3", "4"] in [row[:3] for row in rows]
+    assert ["all", "4/6", "8"] in [row[:3] for row in rows]
+    assert str(tmp_path / "tree") in err
+    assert list(socket_folder.iterdir()) == []
+
+
+def test_the_exit_code_is_the_jobs(config, start):
+    """A failing job fails as it would alone, and what it dumped is kept."""
+    code, _, err = ended(start(config, sys.executable, JOB, 0, 1, 5))
+    assert code == 5
+    assert ["0", "1/1", "2"] in [line.split()[:3] for line in err.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("script", "code", "cause"),
+    [("pass", 0, "never called rankdump.attach"), ("raise SystemExit(9)", 9, "code 9 before")],
+)
+def test_nobody_connected_is_said(config, start, script, code, cause):
+    """An empty dump names its likely cause."""
+    returned, _, err = ended(start(config, sys.executable, "-c", script))
+    assert returned == code
+    assert "no rank connected" in err
+    assert cause in err
+
+
+def test_why_a_rank_dumped_nothing_is_said(start, tmp_path):
+    """An excluded rank reads which setting excludes it."""
+    config = written(tmp_path / "other.json", support_device=[5])
+    code, _, err = ended(start(config, sys.executable, JOB, 0, 1))
+    assert code == 0
+    assert "rank 0: nothing dumped: support_device [5] excludes this rank's device 0" in err
+
+
+def test_a_wrong_configuration_stops_before_the_job(start, tmp_path):
+    """Exit code 2 and one line; the job never starts."""
+    config = written(tmp_path / "wrong.json", input_output=7)
+    marker = tmp_path / "started"
+    code, out, err = ended(start(config, "touch", marker))
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "input_output: 7 is not allowed" in err
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize(("command", "code"), [("no-such-command-here", 127), ("/dev/null", 126)])
+def test_a_command_that_cannot_start(config, start, command, code, socket_folder):
+    """The codes of a shell, and one line with the command's name."""
+    returned, _, err = ended(start(config, command))
+    assert returned == code
+    assert f"rankdump: {command}: " in err
+    assert list(socket_folder.iterdir()) == []
+
+
+def test_a_daemon_that_cannot_start_is_code_three(config, start, tmp_path):
+    """Its last words are shown, its log is kept, and the job never starts."""
+    marker = tmp_path / "started"
+    process = start(config, "touch", marker, RANKDUMPD_AGENT__QUEUE_BYTES="many")
+    code, _, err = ended(process)
+    assert code == 3
+    assert "QUEUE_BYTES" in err
+    assert not marker.exists()
+    log = next(line for line in err.splitlines() if line.startswith("daemon log: "))
+    assert "QUEUE_BYTES" in Path(log.removeprefix("daemon log: ")).read_text()
+
+
+def until(condition, timeout_s=60.0):
+    """Wait for something that must come true."""
+    deadline = time.monotonic() + timeout_s
+    while not (value := condition()):
+        assert time.monotonic() < deadline, "it did not come true"
+        time.sleep(0.02)
+    return value
+
+
+def alive(pid: int) -> bool:
+    """Return whether a process runs; one that nobody has waited for does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def daemon_of(process: subprocess.Popen[str]) -> int:
+    """Return the process id of the embedded daemon."""
+
+    def found() -> int:
+        for child in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
+            if b"rankdumpd" in Path(f"/proc/{child}/cmdline").read_bytes():
+                return int(child)
+        return 0
+
+    return until(found)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_stopping_run_stops_the_job_and_keeps_the_dump(config, start, tmp_path, number):
+    """A signal reaches the job; what it had dumped is in the tree; no process is left."""
+    ready = tmp_path / "ready"
+    # The shell waits for its child, and leaves by a trap: its code shows that it heard.
+    trap = "trap 'kill $child; exit 42' TERM INT"
+    script = f"{trap}; {sys.executable} {JOB} 0 2; touch {ready}; sleep 60 & child=$!; wait $child"
+    process = start(config, "sh", "-c", script)
+    daemon = daemon_of(process)
+    until(ready.exists)
+    process.send_signal(number)
+    code, _, err = ended(process)
+    assert code == 42, err
+    assert ["0", "2/2", "4"] in [line.split()[:3] for line in err.splitlines()]
+    until(lambda: not alive(daemon))
+
+
+def test_a_killed_daemon_does_not_fail_the_job(config, start, tmp_path):
+    """The job ends as it would have; the summary then comes from the tree, and says so."""
+    ready, go = tmp_path / "ready", tmp_path / "go"
+    wait = f"while [ ! -e {go} ]; do sleep 0.05; done"
+    script = f"{sys.executable} {JOB} 0 2; touch {ready}; {wait}; echo the job ends"
+    process = start(config, "sh", "-c", script)
+    daemon = daemon_of(process)
+    until(ready.exists)
+    os.kill(daemon, signal.SIGKILL)
+    until(lambda: not alive(daemon))
+    go.touch()
+    code, out, err = ended(process)
+    assert code == 0
+    assert out.endswith("the job ends\n")
+    assert "read from the tree" in err
+    assert "was ended by signal 9" in err
+    assert ["0", "2/2", "4"] in [line.split()[:3] for line in err.splitlines()]
