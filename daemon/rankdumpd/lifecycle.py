@@ -73,6 +73,18 @@ def run(rooms: Sequence[Room], server: Door, *, drain_timeout_s: float) -> int:
     return 0
 
 
+def stop_at_end_of(descriptor: int) -> None:
+    """Ask this process to stop when that file ends: who started it is gone, however it went."""
+
+    def wait() -> None:
+        # Not through a buffered file: its lock, held by this thread, would abort the exit.
+        while os.read(descriptor, 4096):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, name="rankdumpd-lifeline", daemon=True).start()
+
+
 def _stop_signals() -> threading.Event:
     asked = threading.Event()
 

@@ -51,8 +51,13 @@ def coordinator(config: Path | None, check_config: bool) -> None:
 @_check
 @click.option("--socket", type=click.Path(path_type=Path), help="Unix socket to listen on.")
 @click.option("--state-dir", type=click.Path(path_type=Path), help="Folder of the ledger.")
+@click.option("--until-eof", is_flag=True, help="Stop when standard input ends.")
 def standalone(
-    config: Path | None, check_config: bool, socket: Path | None, state_dir: Path | None
+    config: Path | None,
+    check_config: bool,
+    socket: Path | None,
+    state_dir: Path | None,
+    until_eof: bool,
 ) -> None:
     """Be agent and coordinator of one host on one socket."""
 
@@ -63,7 +68,12 @@ def standalone(
         agent = dataclasses.replace(agent, listen=listen, coordinator=listen, state_dir=state)
         return dataclasses.replace(settings, agent=agent)
 
-    _execute(config, check_config, _serve_both, changed)
+    def serve(settings: Settings) -> int:
+        if until_eof:
+            lifecycle.stop_at_end_of(sys.stdin.fileno())
+        return _serve_both(settings)
+
+    _execute(config, check_config, serve, changed)
 
 
 def _serve_agent(settings: Settings) -> int:

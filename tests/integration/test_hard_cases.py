@@ -70,9 +70,9 @@ def test_every_iteration_adds_up(whole):
     iterations = status(tree).iterations
     assert len(iterations) == len(plain.splitlines())
     assert all(i.complete and i.balanced for i in iterations)
-    assert not any(reason for i in iterations for reason in i.dropped if reason != "unsupported_sparse"), [
-        (i.iteration, i.dropped) for i in iterations if i.dropped
-    ]
+    assert not any(
+        reason for i in iterations for reason in i.dropped if reason != "unsupported_sparse"
+    ), [(i.iteration, i.dropped) for i in iterations if i.dropped]
 
 
 def pick(found, op_type: str, side: str, scope: str = "Default/"):

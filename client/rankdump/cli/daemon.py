@@ -74,7 +74,7 @@ def _log(folder: Path) -> Path:
 
 
 def _start(folder: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "rankdumpd", "standalone"]
+    command = [sys.executable, "-m", "rankdumpd", "standalone", "--until-eof"]
     command += ["--socket", str(_socket(folder)), "--state-dir", str(folder / "state")]
     with _log(folder).open("wb") as log:
         # A session of its own keeps the terminal's Ctrl-C from it, and a folder of its own the
@@ -82,7 +82,8 @@ def _start(folder: Path) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             command,
             cwd=folder,
-            stdin=subprocess.DEVNULL,
+            # Nothing is ever written: the pipe breaks when this process ends, however it ends.
+            stdin=subprocess.PIPE,
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -114,6 +115,8 @@ def _stop(process: subprocess.Popen[bytes]) -> int:
         if process.poll() is None:
             process.kill()
             process.wait()
+        if process.stdin is not None:
+            process.stdin.close()
 
 
 def _how_it_ended(daemon: Daemon) -> str:

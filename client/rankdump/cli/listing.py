@@ -9,20 +9,18 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from rankdump.cli.table import Column, numbers, table
-from rankdump.cli.text import ratio, shape, shortened, size
+from rankdump.cli.text import label, ratio, shape, size
 from rankdump.contract.errors import DamagedError
 from rankdump.contract.key import Side
 from rankdump.reader import Entry, Facts, Tree, facts, ranges
 
 MOST_GROUPS = 40
-_TYPE_WIDTH = 16
 _OVERVIEW_COLUMNS = (
     *numbers("rank", "iteration", "operators", "inputs", "outputs", "bytes in", "on disk", "ratio"),
     Column("state"),
 )
 _TENSOR_COLUMNS = (
-    Column("op type"),
-    Column("name", flexible=True),
+    Column("operator", flexible=True),
     Column("side"),
     *numbers("slot"),
     Column("dtype"),
@@ -69,26 +67,14 @@ def tensors(rows: Sequence[Row], *, width: int) -> list[str]:
     for (rank, iteration, net, graph), group in groupby(rows, key=_group_of):
         if lines:
             lines.append("")
-        held = list(group)
-        above = _shared_scope([row.entry.op_name for row in held])
         lines.append(f"rank {rank}, iteration {iteration}, net {net}, graph {graph}")
-        lines += [f"names below {above}"] if above else []
-        lines += table(_TENSOR_COLUMNS, [_tensor_row(row, above) for row in held], width=width)
+        lines += table(_TENSOR_COLUMNS, [_tensor_row(row) for row in group], width=width)
     return lines
 
 
 def _group_of(row: Row) -> tuple[int, int, str, int]:
     key = row.entry.key
     return key.rank, key.iteration, key.net_name, key.graph
-
-
-def _shared_scope(names: Sequence[str]) -> str:
-    """Return the scope that all names stand in, with its last slash."""
-    scopes = [name.split("/")[:-1] for name in names]
-    shared = 0
-    while all(len(scope) > shared and scope[shared] == scopes[0][shared] for scope in scopes):
-        shared += 1
-    return "".join(f"{part}/" for part in scopes[0][:shared])
 
 
 def _grouped(entries: Sequence[Entry], *, by_iteration: bool) -> list[list[Entry]]:
@@ -127,12 +113,17 @@ def _state(iterations: set[int], unfinished: list[int]) -> str:
     return "incomplete" if len(iterations) == 1 else f"incomplete: {ranges(unfinished)}"
 
 
-def _tensor_row(row: Row, above: str) -> list[str]:
+def _tensor_row(row: Row) -> list[str]:
     entry, known = row.entry, row.facts
     dtype, extents, length = (
         (known.dtype, shape(known.shape), size(known.bytes_in)) if known else ("damaged", "", "")
     )
-    # The name ends in the type again: it may have the room.
-    kind = shortened(entry.op_type, _TYPE_WIDTH)
-    name, key = entry.op_name.removeprefix(above), entry.key
-    return [kind, name, key.side.value, str(key.slot), dtype, extents, length]
+    key = entry.key
+    return [_name(entry), key.side.value, str(key.slot), dtype, extents, length]
+
+
+def _name(entry: Entry) -> str:
+    """Return the label with the type, which most names end in."""
+    name = label(entry.op_name)
+    kind = entry.op_type
+    return name if name.rpartition("/")[2].startswith(kind) else f"{kind} {name}"

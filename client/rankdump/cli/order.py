@@ -14,7 +14,8 @@ from rankdump.cli.ask import global_order
 from rankdump.cli.options import TREE, iterations_of
 from rankdump.cli.screen import say, show_table, table_width
 from rankdump.cli.table import Column, numbers, table
-from rankdump.cli.text import counted
+from rankdump.cli.text import counted, label
+from rankdump.contract.events import EventKind
 from rankdump.contract.plan import Iterations
 from rankdump.contract.status import OrderEntry
 from rankdump.reader import ranges
@@ -23,7 +24,6 @@ _LIMIT = 40
 _COLUMNS = (
     *numbers("position", "iteration"),
     Column("ranks", flexible=True),
-    Column("kind"),
     Column("name", flexible=True),
     *numbers("start ms", "took ms"),
 )
@@ -86,7 +86,8 @@ def _show(entries: list[OrderEntry], limit: int) -> None:
     if left > 0:
         say([f"... {counted(left, 'more line')}: --limit 0 shows all, --iteration selects"])
     members = sum(entry.kind.collective for entry in entries)
-    say(["", f"{counted(len(entries), 'line')}, of which {members} for collectives"])
+    shown = f"{counted(len(entries), 'line')}, of which {members} for collectives"
+    say(["", f"{shown}; --json has the full scope names"])
 
 
 def lines(entries: list[OrderEntry], *, width: int) -> list[str]:
@@ -97,14 +98,18 @@ def lines(entries: list[OrderEntry], *, width: int) -> list[str]:
             str(entry.position),
             str(entry.iteration),
             _ranks(entry),
-            entry.kind.name.lower(),
-            entry.name,
+            _name(entry),
             f"{(entry.start_us - first_us) / 1000:.3f}",
             f"{(entry.end_us - entry.start_us) / 1000:.3f}",
         ]
         for entry in entries
     ]
     return table(_COLUMNS, rows, width=width)
+
+
+def _name(entry: OrderEntry) -> str:
+    name = label(entry.name)
+    return name if entry.kind is EventKind.OPERATOR else f"{entry.kind.name.lower()} {name}"
 
 
 def _ranks(entry: OrderEntry) -> str:

@@ -110,7 +110,7 @@ def sentences(view: StatusView) -> tuple[str, ...]:
 
 def _of_rank(tally: Tally) -> list[str]:
     texts = [f"nothing dumped: {s.excluded}" for s in tally.sessions if s.excluded]
-    texts += [note for session in tally.sessions for note in session.notes]
+    texts += [note for s in tally.sessions for note in s.notes if note != s.excluded]
     if tally.state == SessionState.LOST.value:
         texts.append("its stream ended without a goodbye; what it had sent is kept")
     if sum(tally.dropped.values()):

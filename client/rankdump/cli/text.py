@@ -9,6 +9,7 @@ from rich.cells import cell_len, set_cell_size
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _DOTS = "..."
+_SCOPES = ("Default", "Gradients", "Recompute")
 
 
 def size(count: int) -> str:
@@ -51,6 +52,20 @@ def shortened(text: str, width: int) -> str:
     while cell_len(tail) > room - room // 4:
         tail = tail[1:]
     return head + _DOTS + tail
+
+
+def label(op_name: str) -> str:
+    """Return a scope name as a person says it: the modules' own names, then the operator.
+
+    >>> label("Gradients/Default/network-Net/encoder-Encoder/0-Linear/Linear-op0")
+    'Gradients/encoder.0/Linear-op0'
+    """
+    *scope, operator = op_name.split("/")
+    marks = [part for part in scope if part in ("Gradients", "Recompute")]
+    modules = [part for part in scope if part not in _SCOPES and not part.startswith("network-")]
+    # Every module is followed by its class, which the operator repeats.
+    path = ".".join(module.rpartition("-")[0] or module for module in modules)
+    return "/".join([*marks, *([path] if path else []), operator])
 
 
 def paragraph(text: str, width: int | None) -> list[str]:

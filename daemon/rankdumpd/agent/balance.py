@@ -67,7 +67,9 @@ def findings(session: SessionStatus, iterations: Sequence[IterationStatus]) -> l
             for status in iterations
             if not status.complete
         ]
-    if session.state is SessionState.CLOSED and not any(status.kept for status in iterations):
+    explained = session.excluded or session.notes
+    kept = any(status.kept for status in iterations)
+    if session.state is SessionState.CLOSED and not kept and not explained:
         found.append(f"rank {session.rank} collected nothing: {_why_nothing(session, iterations)}")
     return found
 
@@ -84,8 +86,6 @@ def _unbalanced(status: IterationStatus) -> str:
 
 
 def _why_nothing(session: SessionStatus, iterations: Iterable[IterationStatus]) -> str:
-    if session.excluded:
-        return session.excluded
     reasons: Counter[str] = Counter()
     for status in iterations:
         reasons.update(status.dropped)

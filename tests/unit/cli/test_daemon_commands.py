@@ -132,7 +132,7 @@ def test_order_asks_the_coordinator(address, capsys, monkeypatch):
     assert answer(["order", "--iteration", "25"]) == 0
     line = capsys.readouterr().out.splitlines()[1]
     assert line.split() == [
-        *("100", "25", "0-2", "(missing", "3)", "all_reduce", "Default/AllReduce", "0.000", "1.500")
+        *("100", "25", "0-2", "(missing", "3)", "all_reduce", "AllReduce", "0.000", "1.500")
     ]
 
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from rankdump.cli.table import Column, numbers, table
-from rankdump.cli.text import counted, paragraph, ratio, reasons, shape, shortened, size
+from rankdump.cli.text import counted, label, paragraph, ratio, reasons, shape, shortened, size
 
 
 @pytest.mark.parametrize(
@@ -77,3 +77,22 @@ def test_a_table_without_flexible_columns_stays_whole():
     """Where nothing may give way the line grows rather than lies."""
     (_, line) = table(numbers("a", "b"), [["1" * 30, "2" * 30]], width=20)
     assert line == "1" * 30 + " " + "2" * 30
+
+
+@pytest.mark.parametrize(
+    ("op_name", "said"),
+    [
+        ("Default/network-Net/conv1-Conv2d/Conv2d-op0", "conv1/Conv2d-op0"),
+        ("Default/network-Net/Net-op3", "Net-op3"),
+        ("Gradients/Default/network-Net/a-A/0-B/B-op0", "Gradients/a.0/B-op0"),
+        ("Recompute/Default/network-Net/a-A/A-op1", "Recompute/a/A-op1"),
+        ("layers.0.weight", "layers.0.weight"),
+        ("Gradients/layers.0.weight", "Gradients/layers.0.weight"),
+        ("Default/_backbone-LeNet/relu-ReLU/ReLU-op0", "_backbone.relu/ReLU-op0"),
+        ("Default/plain/op", "plain/op"),
+        ("", ""),
+    ],
+)
+def test_labels(op_name, said):
+    """The classes that a scope repeats are left out, and nothing else."""
+    assert label(op_name) == said

@@ -82,11 +82,10 @@ def test_ls_json_says_everything_of_a_tensor(grown, capsys):
     assert (grown.root / tensor["path"]).is_file()
 
 
-def test_ls_names_are_whole_below_their_common_scope(grown, capsys):
-    """What all names share is said once, so that the rest fits the line."""
+def test_ls_says_names_as_the_script_does(grown, capsys):
+    """Modules by their own names, the operator last, so that a line holds them."""
     _, out, _ = told(capsys, "ls", grown.root, "--rank", "0", "--iteration", "0")
-    assert "names below Default/network-Net/layers-ModuleList/" in out
-    assert "fc1-Linear/Linear-op1" in out
+    assert "layers.fc1/Linear-op1" in out
     assert all(len(line) <= 100 for line in out.splitlines()[:-2])
 
 

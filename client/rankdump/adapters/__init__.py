@@ -1,0 +1,1 @@
+"""One package per framework; each imports the framework that is already there, never another."""

@@ -1,0 +1,85 @@
+"""Puts the parts of the adapter together for one model. Composition root."""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+from torch.nn import Module
+
+from rankdump.adapters.torch.collectives import patch
+from rankdump.adapters.torch.ddp import observe_buckets
+from rankdump.adapters.torch.gradients import Gradients
+from rankdump.adapters.torch.guard import shielded
+from rankdump.adapters.torch.modules import Calls, Installation
+from rankdump.adapters.torch.numbering import Numbering
+from rankdump.adapters.torch.observing import Observer
+from rankdump.adapters.torch.parameters import Parameters
+from rankdump.adapters.torch.scopes import tree_of
+from rankdump.values import IterationHook, Recorder
+
+
+def attach(model: Module, recorder: Recorder, graph: int) -> IterationHook:
+    """Observe a model from its next armed iteration on."""
+    return TorchHook(model, recorder, graph)
+
+
+class TorchHook:
+    """One attached model; costs nothing in iterations that are not armed."""
+
+    def __init__(self, model: Module, recorder: Recorder, graph: int) -> None:
+        self._model = model
+        self._observer = Observer(recorder, graph)
+        self._numbering = Numbering()
+        self._gradients = Gradients(self._observer)
+        self._calls = Calls(self._observer, self._numbering, self._gradients)
+        self._parameters = Parameters(model, self._observer)
+        self._installed: Installation | None = None
+        self._listening = False
+        if dist.is_available():
+            shielded(self._listen, self._observer.failed)
+
+    def iteration_begins(self, iteration: int, armed: bool) -> None:
+        """Install the hooks for an armed iteration, remove them for any other."""
+        if self._listening:
+            shielded(patch.refresh, self._observer.failed)
+        shielded(self._arm if armed else self._disarm, self._observer.failed)
+
+    def iteration_ends(self, iteration: int, armed: bool) -> None:
+        """Hand over parameters, and gradients that no optimizer used."""
+        if armed:
+            shielded(self._parameters.finish, self._observer.failed)
+        shielded(self._gradients.release, self._observer.failed)
+
+    def detach(self) -> None:
+        """Leave the model as it was before."""
+        shielded(self._disarm, self._observer.failed)
+        if self._listening:
+            self._listening = False
+            patch.forget(self._observer.recorder, self._observer.graph)
+
+    def _listen(self) -> None:
+        # On every rank alike, armed or not: all must count the same collectives.
+        patch.listen(self._observer.recorder, self._observer.graph)
+        self._listening = True
+        observe_buckets(self._model)
+
+    def _arm(self) -> None:
+        self._numbering.restart()
+        self._calls.restart()
+        self._parameters.restart()
+        tree = tree_of(self._model)
+        for note in tree.notes:
+            self._observer.recorder.warn_once(note)
+        if self._installed is None or not self._installed.tree.same_as(tree):
+            self._uninstall()
+            self._installed = Installation(tree, self._calls)
+
+    def _disarm(self) -> None:
+        self._uninstall()
+        self._parameters.stop()
+        self._gradients.release()
+        self._numbering.restart()
+
+    def _uninstall(self) -> None:
+        installed, self._installed = self._installed, None
+        if installed is not None:
+            installed.remove()

@@ -1,0 +1,195 @@
+"""What a process communicates: which collective of which group, numbered, and when it ended.
+
+One for the whole process, because process groups are; knows nothing of how calls are caught.
+Times are the host's: on an accelerator a collective ends for it when it is queued and waited for.
+"""
+
+# torch.distributed's stubs leave group names and ranks partly unknown.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import cast
+
+import torch.distributed as dist
+from torch import Tensor
+
+from rankdump.adapters.torch.tensors import dtype_name
+from rankdump.contract.events import EventKind
+from rankdump.contract.events import ProcessGroup as Group
+from rankdump.values import Collective, Recorder
+
+ANY_SOURCE = -1
+
+_TITLES = {kind: "".join(word.capitalize() for word in kind.name.split("_")) for kind in EventKind}
+
+
+class Sequences:
+    """Numbers collectives per group, and messages per group, sender and receiver, from 0.
+
+    Counting goes on in iterations that are not armed: all members must agree on the numbers.
+    """
+
+    def __init__(self) -> None:
+        self._counts: dict[tuple[object, ...], Iterator[int]] = {}
+
+    def next(self, *key: object) -> int:
+        """Return the next number of that key; without a lock, for a fork must not find it taken."""
+        return next(self._counts.setdefault(key, itertools.count()))
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A collective or message that is about to start."""
+
+    kind: EventKind
+    group: Group
+    rank: int
+    """This process's global rank."""
+    element_count: int = 0
+    dtype: str = ""
+    peer: int = ANY_SOURCE
+    """Global rank at the other end of a message, as far as it is known."""
+    scope: str = ""
+    """What stands between the group and the operation in the name."""
+    on_device: bool = False
+    """Its tensors lie on an accelerator, whose works tell the host no end."""
+
+
+@dataclass(slots=True, eq=False)
+class Pending:
+    """A request under way; it ends once, whoever says so first."""
+
+    request: Request
+    sequence: int | None
+    """None until the sender of a message from anyone is known."""
+    begun: list[tuple[Recorder, int, tuple[int, int]]]
+    sequences: Sequences
+    _open: list[None] = field(default_factory=lambda: [None])
+
+    def finish(self, peer: int | None = None) -> None:
+        """Record the end; `peer` is the sender when only the end has shown it."""
+        try:
+            self._open.pop()
+        except IndexError:
+            return
+        request = self.request
+        peer = request.peer if peer is None else peer
+        sequence = self.sequence
+        if sequence is None:
+            sequence = _message_number(self.sequences, request, peer)
+        collective = Collective(
+            kind=request.kind,
+            group=request.group,
+            sequence=sequence,
+            element_count=request.element_count,
+            dtype=request.dtype,
+            peer=peer,
+        )
+        name = name_of(request, peer, sequence)
+        for recorder, graph, begun in self.begun:
+            recorder.finished(begun, graph=graph, name=name, collective=collective)
+
+
+class Communication:
+    """The recorders that want to know, and the numbers so far."""
+
+    def __init__(self) -> None:
+        self._sequences = Sequences()
+        self._listeners: list[tuple[Recorder, int]] = []
+        self._inside = threading.local()
+
+    def listen(self, recorder: Recorder, graph: int) -> None:
+        """Tell this recorder, too; one that several models share is told once."""
+        self._listeners = [*self._listeners, (recorder, graph)]
+
+    def forget(self, recorder: Recorder, graph: int) -> None:
+        """Take back one `listen`."""
+        remaining = list(self._listeners)
+        if (recorder, graph) in remaining:
+            remaining.remove((recorder, graph))
+        self._listeners = remaining
+
+    @property
+    def heard(self) -> bool:
+        """Whether anybody listens."""
+        return bool(self._listeners)
+
+    @property
+    def nested(self) -> bool:
+        """Whether this thread is inside a call that is already counted."""
+        return getattr(self._inside, "depth", 0) > 0
+
+    @contextmanager
+    def counted(self) -> Generator[None]:
+        """Count no call that this one makes in its turn."""
+        self._inside.depth = getattr(self._inside, "depth", 0) + 1
+        try:
+            yield
+        finally:
+            self._inside.depth -= 1
+
+    def begin(self, request: Request) -> Pending:
+        """Number a request, and start its event with every recorder that is armed."""
+        if request.kind.collective:
+            number = self._sequences.next(request.group.name)
+        elif request.peer == ANY_SOURCE:
+            number = None
+        else:
+            number = _message_number(self._sequences, request, request.peer)
+        told: dict[int, tuple[Recorder, int, tuple[int, int]]] = {}
+        for recorder, graph in self._listeners:
+            if recorder.armed and id(recorder) not in told:
+                told[id(recorder)] = (recorder, graph, recorder.started())
+        return Pending(request, number, list(told.values()), self._sequences)
+
+    def warn_once(self, message: str) -> None:
+        """Say something to every recorder."""
+        for recorder, _ in self._listeners:
+            recorder.warn_once(message)
+
+    def failed(self, error: Exception) -> None:
+        """Report that a collective could not be recorded."""
+        self.warn_once(f"a collective is not recorded: {type(error).__name__}: {error}")
+
+
+def group_of(group: dist.ProcessGroup) -> Group:
+    """Return a communicator as the contract knows it."""
+    return Group(str(group.group_name), tuple(dist.get_process_group_ranks(group)))
+
+
+def size_of(tensors: Iterable[Tensor]) -> tuple[int, str]:
+    """Return the elements of the tensors together, and the type of the first."""
+    found = list(tensors)
+    return sum(tensor.numel() for tensor in found), dtype_name(found[0]) if found else ""
+
+
+def name_of(request: Request, peer: int, sequence: int) -> str:
+    """Return the name of a collective or message, unique within its iteration."""
+    between = request.scope if request.kind.collective else f"peer-{peer}/"
+    title = _TITLES[request.kind]
+    return f"Default/group-{request.group.name}/{between}{title}-op{sequence}"
+
+
+def _message_number(sequences: Sequences, request: Request, peer: int) -> int:
+    ends = (request.rank, peer) if request.kind is EventKind.SEND else (peer, request.rank)
+    return sequences.next(request.group.name, *ends)
+
+
+def tensors_in(value: object, depth: int = 2) -> Sequence[Tensor]:
+    """Return the tensors of an argument: itself, a list, or a list of lists."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, (list, tuple)) and depth:
+        parts = cast("Sequence[object]", value)
+        return [tensor for part in parts for tensor in tensors_in(part, depth - 1)]
+    return []
+
+
+process = Communication()
+"""Of this process: groups, and the methods that are replaced, are there once."""

@@ -1,0 +1,125 @@
+"""The private corners of torch that the adapter stands on, each with what happens without it.
+
+Nothing else here reaches below torch's public interface.
+"""
+
+# These are C modules whose stubs, where there are any, leave much unknown.
+# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false
+# pyright: reportUnknownArgumentType=false, reportAttributeAccessIssue=false
+# pyright: reportPrivateUsage=false, reportMissingModuleSource=false, reportUnknownParameterType=false
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+_C: Any = torch._C
+_functorch: Any = getattr(_C, "_functorch", None)
+_graph: Any = getattr(_C, "_autograd", None)
+_evaluation: Any = getattr(getattr(_C, "_dynamo", None), "eval_frame", None)
+
+
+def unwrapped(tensor: Tensor) -> Tensor:
+    """Return the tensor below the wrappers of torch.func; a vmapped one has its batch."""
+    while _functorch is not None and _functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = _functorch.get_unwrapped(tensor)
+    return tensor
+
+
+def has_own_elements(tensor: Tensor) -> bool:
+    """Return whether the tensor keeps its elements itself, not through its Python class."""
+    kind: Any = type(tensor)
+    return kind is Tensor or kind.__torch_dispatch__ is Tensor.__torch_dispatch__
+
+
+def version_of(tensor: Tensor) -> int:
+    """Return how often the tensor's content was changed in place."""
+    return tensor._version
+
+
+def outside_modes() -> AbstractContextManager[None]:
+    """Keep a user's function modes from seeing what is asked of a tensor within."""
+    return _C.DisableTorchFunction()
+
+
+@contextmanager
+def unobserved() -> Generator[None]:
+    """Keep autograd, torch.func and a user's modes from seeing what is read within."""
+    with (
+        _C.DisableTorchFunction(),
+        _C._DisableTorchDispatch(),
+        torch.no_grad(),
+        _outside_transforms(),
+    ):
+        yield
+
+
+def _outside_transforms() -> AbstractContextManager[Any]:
+    if _functorch is None or _functorch.peek_interpreter_stack() is None:
+        return nullcontext()
+    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+
+    return temporarily_clear_interpreter_stack()
+
+
+def traced() -> bool:
+    """Return whether tensors are being traced rather than computed: no hook may touch them."""
+    return torch.compiler.is_compiling() or _C._get_tracing_state() is not None
+
+
+def leave_uncompiled(function: Callable[..., Any]) -> None:
+    """Have the compiler leave alone what the function runs, where nothing traces it.
+
+    A torch too old for this may compile such a function, which then observes nothing.
+    """
+    if hasattr(_evaluation, "set_code_exec_strategy"):
+        skip = _evaluation._FrameAction.SKIP
+        strategy = _evaluation._FrameExecStrategy(skip, skip)
+        _evaluation.set_code_exec_strategy(getattr(function, "__code__", None), strategy)
+    elif hasattr(_evaluation, "skip_code"):
+        _evaluation.skip_code(getattr(function, "__code__", None))
+
+
+def compiled_call(module: Module) -> Callable[..., Any] | None:
+    """Return what `Module.compile` has put in the place of the module's call."""
+    return getattr(module, "_compiled_call_impl", None)
+
+
+def set_compiled_call(module: Module, call: Callable[..., Any]) -> None:
+    """Replace what `Module.compile` has put in the place of the module's call."""
+    module._compiled_call_impl = call
+
+
+def next_node() -> int:
+    """Return the number of the next node of the graph that this thread makes."""
+    return _graph._get_sequence_nr() if hasattr(_graph, "_get_sequence_nr") else 0
+
+
+def saving_watcher() -> object | None:
+    """Return what watches the tensors this thread saves for the backward, if anything does."""
+    if not hasattr(_graph, "_top_saved_tensors_default_hooks"):
+        return None
+    hooks = _graph._top_saved_tensors_default_hooks(False)
+    return hooks[0] if hooks else None
+
+
+def backward_step() -> tuple[int, int, bool] | None:
+    """Return the running task of autograd, its node's number, and whether Python wrote the node.
+
+    None outside a backward; a torch too old to tell never seems to be inside one.
+    """
+    if not hasattr(_C, "_current_graph_task_id"):
+        return None
+    task = _C._current_graph_task_id()
+    if task == -1:
+        return None
+    node = _C._current_autograd_node() if hasattr(_C, "_current_autograd_node") else None
+    if node is None:
+        return task, -1, False
+    function = isinstance(node, torch.autograd.function.BackwardCFunction)
+    return task, node._sequence_nr(), function

@@ -1,0 +1,69 @@
+"""Hands tensors and events of one attached model to the recorder; a failure is counted here."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from torch import Tensor
+
+from rankdump.adapters.torch.tensors import source_of
+from rankdump.contract.key import Side
+from rankdump.hook import Leaf
+from rankdump.values import Observation, Recorder
+
+logger = logging.getLogger(__name__)
+
+HOOK_FAILED = "hook_failed"
+"""Reason of a tensor lost through an error of our own."""
+
+
+class Observer:
+    """What the parts of the adapter share: the recorder, and the number of the graph."""
+
+    def __init__(self, recorder: Recorder, graph: int) -> None:
+        self.recorder = recorder
+        self.graph = graph
+
+    @property
+    def armed(self) -> bool:
+        """Whether this process records the running iteration; never in a forked worker."""
+        return self.recorder.armed
+
+    def tensors(self, op_type: str, op_name: str, side: Side, leaves: Iterable[Leaf]) -> None:
+        """Hand over the tensors among the leaves of one side of an operator."""
+        if not self.recorder.wants(op_name, side):
+            return
+        for leaf in leaves:
+            if isinstance(leaf.value, Tensor):
+                self._tensor(op_type, op_name, side, leaf, leaf.value)
+
+    def event(self, name: str) -> None:
+        """Record an event without duration."""
+        self.recorder.finished(self.recorder.started(), graph=self.graph, name=name)
+
+    def failed(self, error: Exception) -> None:
+        """Report that a hook could not do its work."""
+        logger.debug("hook failed", exc_info=error)
+        self.recorder.warn_once(f"a hook failed: {type(error).__name__}: {error}")
+
+    def _tensor(self, op_type: str, op_name: str, side: Side, leaf: Leaf, tensor: Tensor) -> None:
+        try:
+            source = source_of(tensor)
+            if isinstance(source, str):
+                self.recorder.lose(op_name, side, source)
+                return
+            self.recorder.observe(
+                Observation(
+                    graph=self.graph,
+                    op_type=op_type,
+                    op_name=op_name,
+                    side=side,
+                    slot=leaf.slot,
+                    argument=leaf.argument,
+                    tensor=source,
+                )
+            )
+        except Exception as error:
+            self.recorder.lose(op_name, side, HOOK_FAILED)
+            self.failed(error)

@@ -1,0 +1,79 @@
+"""Parameters after the step, and the gradients the optimizer is about to use.
+
+A gradient is read where an optimizer's step begins: after accumulation, reduction, unscaling
+and clipping. Without an optimizer of torch it is read at the end of the iteration.
+"""
+
+# torch's stubs leave an optimizer's groups untyped.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from torch.nn import Module
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
+
+from rankdump.adapters.torch.guard import shielded, uncompiled
+from rankdump.adapters.torch.internals import traced
+from rankdump.adapters.torch.observing import Observer
+from rankdump.adapters.torch.scopes import named_parameters
+from rankdump.contract.key import Side
+from rankdump.hook import PARAMETER, Leaf, gradient_name
+
+
+class Parameters:
+    """The parameters of one attached model."""
+
+    def __init__(self, model: Module, observer: Observer) -> None:
+        self._model = model
+        self._observer = observer
+        self._names: dict[int, str] = {}
+        self._recorded: set[str] = set()
+        self._handle: RemovableHandle | None = None
+
+    def restart(self) -> None:
+        """Observe the optimizers of an iteration that begins."""
+        self._names = {id(value): name for name, value in named_parameters(self._model)}
+        self._recorded.clear()
+        if self._handle is None:
+            self._handle = register_optimizer_step_pre_hook(self._before_step)
+
+    def stop(self) -> None:
+        """Observe no optimizer any more."""
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+
+    def finish(self) -> None:
+        """Hand over what an ended iteration left: gradients not yet seen, then parameters."""
+        for name, parameter in named_parameters(self._model):
+            self._gradient(name, parameter)
+        for name, parameter in named_parameters(self._model):
+            leaf = Leaf(0, "parameter", parameter)
+            self._observer.tensors(PARAMETER, name, Side.OUTPUT, [leaf])
+
+    @uncompiled
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if not traced():
+            shielded(self._step_begins, self._observer.failed, optimizer)
+
+    def _step_begins(self, optimizer: Optimizer) -> None:
+        if not self._observer.armed:
+            return
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                name = self._names.get(id(parameter))
+                if name is not None:
+                    self._gradient(name, parameter)
+
+    def _gradient(self, name: str, parameter: Tensor) -> None:
+        gradient = parameter.grad
+        if gradient is not None and name not in self._recorded:
+            self._recorded.add(name)
+            leaf = Leaf(0, "grad", gradient)
+            self._observer.tensors(PARAMETER, gradient_name(name), Side.OUTPUT, [leaf])
