@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from rankdump.contract.events import EventKind
@@ -69,6 +71,22 @@ def test_files_hold_what_the_ranks_computed(collected):
     assert sum(found[0].values()) > 100
 
 
+def test_the_zstd_command_gives_plain_npy_files(collected, tmp_path):
+    """Law: no tool of ours is needed to read a tree."""
+    tree, _, _ = collected
+    command = shutil.which("zstd")
+    if command is None and os.environ.get("CI") != "true":
+        pytest.skip("the zstd command is not here")
+    assert command is not None, "CI has the zstd command"
+    entries = [entry for entry in walk(tree).entries if entry.key.rank == 0]
+    unpack = [command, "-d", "-q", "--output-dir-flat", tmp_path, *(e.path for e in entries)]
+    subprocess.run(unpack, check=True)
+    for entry in entries:
+        plain = np.load(tmp_path / entry.path.name.removesuffix(".zst"))
+        np.testing.assert_array_equal(plain, load(entry))
+    assert len(entries) > 100
+
+
 def test_everything_is_accounted_for(collected):
     """Both ranks finished all iterations and nothing was lost on the way."""
     view = status(collected[0])
@@ -90,8 +108,14 @@ def test_the_order_joins_both_ranks(collected):
     for iteration in (0, 1, 2):
         assert kinds[iteration, EventKind.ALL_REDUCE] >= 1
         assert kinds[iteration, EventKind.BARRIER] == 1
-    names = [e.name for e in order.entries if e.kind is EventKind.OPERATOR and e.ranks == (1,)]
-    assert any("Conv2d" in name for name in names)
+    reduced = [e for e in joint if e.kind is EventKind.ALL_REDUCE]
+    assert len({(e.group, e.sequence) for e in reduced}) == len(reduced)
+    for entry in reduced:
+        later = [e.position for e in order.entries if e.iteration > entry.iteration]
+        assert all(position > entry.position for position in later)
+    for rank in (0, 1):
+        own = [e.name for e in order.entries if e.ranks == (rank,)]
+        assert any("Conv2d" in name for name in own)
 
 
 def test_the_example_trains_alike_with_and_without(tmp_path, socket_folder):

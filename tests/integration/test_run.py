@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -208,3 +209,22 @@ def test_a_killed_daemon_does_not_fail_the_job(config, start, tmp_path):
     assert "read from the tree" in err
     assert "was ended by signal 9" in err
     assert ["0", "2/2", "4"] in [line.split()[:3] for line in err.splitlines()]
+
+
+def test_the_daemon_does_not_outlive_a_killed_command(config, start, socket_folder):
+    """kill -9 on `rankdump run` itself leaves no process behind."""
+    process = start(config, "sleep", "600")
+    deadline = time.monotonic() + 60
+    while not (found := list(socket_folder.glob("*/agent.sock"))):
+        assert time.monotonic() < deadline, "the daemon did not come up"
+        time.sleep(0.05)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    process.kill()
+    process.wait(60)
+    while found[0].exists():
+        assert time.monotonic() < deadline + 60, "the daemon still serves"
+        time.sleep(0.05)
+    for child in children:  # the job is the user's: only the daemon is ours to end
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(child), signal.SIGTERM)
+    process.communicate(timeout=60)

@@ -1,0 +1,152 @@
+"""A recorder that keeps copies in memory, and what tests ask of it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import torch
+
+from rankdump.adapters.torch import attach
+from rankdump.contract.dtypes import element_type
+from rankdump.contract.key import Side
+from rankdump.values import Collective, IterationHook, Observation
+
+
+@dataclass(frozen=True)
+class Taken:
+    """One tensor, copied."""
+
+    op_type: str
+    op_name: str
+    side: Side
+    slot: int
+    argument: str
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+    @property
+    def array(self) -> np.ndarray:
+        return np.frombuffer(self.data, element_type(self.dtype).descr).reshape(self.shape)
+
+
+@dataclass(frozen=True)
+class Finished:
+    """One event."""
+
+    position: int
+    end_position: int
+    name: str
+    graph: int
+    collective: Collective | None
+
+
+@dataclass
+class FakeRecorder:
+    """Keeps what an adapter hands over."""
+
+    armed: bool = True
+    wanted: Callable[[str, Side], bool] = lambda name, side: True
+    taken: list[Taken] = field(default_factory=list)
+    events: list[Finished] = field(default_factory=list)
+    lost: list[tuple[str, Side, str]] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    asked: int = 0
+    position: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def wants(self, op_name: str, side: Side) -> bool:
+        self.asked += 1
+        return self.armed and self.wanted(op_name, side)
+
+    def observe(self, observation: Observation) -> None:
+        source = observation.tensor
+        data = bytearray(source.byte_count)
+        source.copy_into(memoryview(data))
+        with self.lock:
+            self.taken.append(
+                Taken(
+                    observation.op_type,
+                    observation.op_name,
+                    observation.side,
+                    observation.slot,
+                    observation.argument,
+                    source.dtype,
+                    source.shape,
+                    bytes(data),
+                )
+            )
+
+    def lose(self, op_name: str, side: Side, reason: str) -> None:
+        self.lost.append((op_name, side, reason))
+
+    def started(self) -> tuple[int, int]:
+        with self.lock:
+            self.position += 1
+            return self.position, self.position
+
+    def finished(
+        self,
+        begun: tuple[int, int],
+        *,
+        graph: int,
+        name: str,
+        collective: Collective | None = None,
+    ) -> None:
+        with self.lock:
+            self.events.append(Finished(begun[0], self.position, name, graph, collective))
+
+    def warn_once(self, message: str) -> None:
+        if message not in self.warnings:
+            self.warnings.append(message)
+
+    # -- what tests ask
+
+    @property
+    def keys(self) -> list[tuple[str, str, int]]:
+        return [(taken.op_name, taken.side.value, taken.slot) for taken in self.taken]
+
+    @property
+    def names(self) -> list[str]:
+        """Events in program order."""
+        return [event.name for event in sorted(self.events, key=lambda event: event.position)]
+
+    def one(self, op_name: str, side: str, slot: int = 0) -> Taken:
+        found = [t for t in self.taken if (t.op_name, t.side, t.slot) == (op_name, side, slot)]
+        assert len(found) == 1, f"{len(found)} of {op_name} {side} {slot} in {self.keys}"
+        return found[0]
+
+
+@pytest.fixture
+def recorder() -> FakeRecorder:
+    return FakeRecorder()
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
+
+
+@contextmanager
+def observed(model: torch.nn.Module, recorder: FakeRecorder) -> Generator[IterationHook]:
+    """Attach for the length of one armed iteration."""
+    hook = attach(model, recorder, 0)
+    try:
+        hook.iteration_begins(0, armed=True)
+        yield hook
+        hook.iteration_ends(0, armed=True)
+    finally:
+        hook.detach()
+
+
+Observed = Callable[[torch.nn.Module, FakeRecorder], AbstractContextManager[IterationHook]]
+
+
+@pytest.fixture(name="observed")
+def observed_fixture() -> Observed:
+    return observed

@@ -1,0 +1,317 @@
+"""One rank of a gloo job: runs a scenario and leaves what it saw as a pickle.
+
+Run as a program by the tests beside it: scenario, rank, world size, folder.
+"""
+
+# torch types what stands in a module as `Tensor | Module`, and compiled modules as functions.
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
+# pyright: reportAssignmentType=false, reportOptionalMemberAccess=false, reportIndexIssue=false
+# Old names of collectives are called where the new ones are missing.
+# pyright: reportDeprecated=false, reportOperatorIssue=false, reportPrivateImportUsage=false
+
+from __future__ import annotations
+
+import pickle
+import sys
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import all_reduce  # as a script that ran before us has it
+from torch.nn.parallel import DistributedDataParallel
+
+sys.path.insert(0, str(Path(__file__).parent))
+from conftest import FakeRecorder
+
+from rankdump.adapters.torch import attach
+
+Result = dict[str, object]
+
+
+def events(recorder: FakeRecorder) -> list[tuple[object, ...]]:
+    rows = []
+    for event in sorted(recorder.events, key=lambda event: event.position):
+        what = event.collective
+        if what is not None:
+            group = (what.group.name, what.group.ranks)
+            size = (what.element_count, what.dtype, what.peer)
+            rows.append((what.kind.name, *group, what.sequence, *size, event.name))
+    recorder.events.clear()
+    return rows
+
+
+# -- collectives called from Python
+
+
+def collectives(rank: int, world: int) -> Result:
+    result: Result = {}
+    recorder, other = FakeRecorder(), FakeRecorder()
+    plain = vars(dist.ProcessGroup)["allreduce"], vars(dist.Work)["wait"]
+    messages = [
+        dist.P2POp(dist.isend, torch.ones(2), 1 - rank),
+        dist.P2POp(dist.irecv, torch.ones(2), 1 - rank),
+    ]
+    hook = attach(nn.Linear(1, 1), recorder, 3)
+    again = attach(nn.Linear(1, 1), recorder, 4)
+    third = attach(nn.Linear(1, 1), other, 0)
+    hook.iteration_begins(0, armed=True)
+    result["kinds"] = every_kind(rank, recorder)
+    result["told twice"] = len(other.events)
+    result["messages"] = every_message(rank, recorder, messages)
+    result["groups"] = groups(rank, recorder)
+    result["async"] = asynchronous(rank, recorder)
+    result["failed"] = failing(recorder)
+    result["unarmed"] = unarmed(recorder)
+    result["threads"] = threads(rank, recorder)
+    again.detach()
+    third.detach()
+    result["still patched"] = vars(dist.ProcessGroup)["allreduce"] is not plain[0]
+    hook.detach()
+    restored = vars(dist.ProcessGroup)["allreduce"], vars(dist.Work)["wait"]
+    result["restored"] = restored == plain
+    tensor = torch.ones(1)
+    all_reduce(tensor, async_op=True).wait()
+    result["after detach"] = tensor.item(), events(recorder)
+    result["warnings"] = recorder.warnings
+    result["positions"] = recorder.position
+    return result
+
+
+def every_kind(rank: int, recorder: FakeRecorder) -> object:
+    two = [torch.zeros(2), torch.zeros(2)]
+    all_reduce(torch.ones(3))
+    dist.broadcast(torch.ones(2, dtype=torch.int64), 0)
+    dist.reduce(torch.ones(2), 1)
+    dist.all_gather(two, torch.full((2,), float(rank)))
+    single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    gathered = torch.zeros(4)
+    single(gathered, torch.full((2,), float(rank)))
+    dist.reduce_scatter(torch.zeros(2), [torch.ones(2), torch.ones(2)])
+    dist.gather(torch.ones(2), two if rank == 0 else None)
+    dist.scatter(torch.ones(2), two if rank == 1 else None, src=1)
+    dist.all_to_all(two, [torch.ones(2), torch.ones(2)])
+    dist.all_to_all_single(torch.zeros(4), torch.ones(4))
+    dist.barrier()
+    dist.monitored_barrier()
+    everyone: list[object] = [None, None]
+    dist.all_gather_object(everyone, rank)
+    assert everyone == [0, 1]
+    assert gathered.tolist() == [0, 0, 1, 1]
+    return events(recorder)
+
+
+def every_message(rank: int, recorder: FakeRecorder, batch: list[dist.P2POp]) -> object:
+    there, tensor = 1 - rank, torch.full((3,), float(rank))
+    got = torch.zeros(3)
+    if rank == 0:
+        dist.send(tensor, there)
+        dist.recv(got, there)
+    else:
+        dist.recv(got, there)
+        dist.send(tensor, there)
+    works = [dist.irecv(got, there), dist.isend(tensor, there)]
+    for work in works:
+        work.wait()
+    for work in dist.batch_isend_irecv(batch):
+        work.wait()
+    sender = dist.recv(got) if rank else dist.send(tensor, there)
+    assert got.tolist() == [there] * 3
+    assert sender in (None, 0)
+    return events(recorder)
+
+
+def groups(rank: int, recorder: FakeRecorder) -> object:
+    pair = dist.new_group([0, 1])
+    alone = [dist.new_group([0]), dist.new_group([1])][rank]
+    events(recorder)
+    for group in (pair, alone, pair):
+        all_reduce(torch.ones(1), group=group)
+    return [(kind, ranks, number) for kind, _, ranks, number, *_ in events(recorder)]
+
+
+def asynchronous(rank: int, recorder: FakeRecorder) -> object:
+    tensor = torch.ones(4)
+    work = all_reduce(tensor, async_op=True)
+    answer = type(work).__name__, work.wait(), tensor.tolist()
+    followed = all_reduce(tensor, async_op=True).get_future().wait()[0].tolist()
+    scattered = dist.reduce_scatter(torch.zeros(1), [torch.ones(1)] * 2, async_op=True)
+    recorder.started()  # something else runs meanwhile
+    assert scattered is not None
+    scattered.wait()
+    overlapped = recorder.events[-1].end_position - recorder.events[-1].position
+    dropped = dist.isend(tensor, 1 - rank)
+    kept = weakref.ref(dropped)
+    dist.recv(tensor, 1 - rank)
+    del dropped  # never waited for
+    return answer, followed, overlapped, kept() is None, events(recorder)
+
+
+def failing(recorder: FakeRecorder) -> object:
+    try:
+        dist.group.WORLD.allreduce("not a tensor")
+    except TypeError as error:
+        return type(error).__name__, len(events(recorder))
+    return None
+
+
+def unarmed(recorder: FakeRecorder) -> object:
+    all_reduce(torch.ones(1))
+    before = events(recorder)[0][3]
+    recorder.armed = False
+    all_reduce(torch.ones(1))
+    all_reduce(torch.ones(1))
+    nothing = events(recorder)
+    recorder.armed = True
+    all_reduce(torch.ones(1))
+    return nothing, events(recorder)[0][3] - before
+
+
+def threads(rank: int, recorder: FakeRecorder) -> object:
+    """Works that nobody waits for when the groups end must not hang the end."""
+    works = [all_reduce(torch.ones(8), async_op=True) for _ in range(50)]
+    for work in works[::2]:
+        work.wait()
+    dist.barrier()
+    return len(events(recorder))
+
+
+# -- DistributedDataParallel
+
+
+class Net(nn.Module):
+    def __init__(self, *, sparse: bool = False) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(20, 16, sparse=sparse)
+        self.body = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 16))
+        self.head = nn.Linear(16, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(self.embedding(x)))
+
+
+Setup = Callable[[DistributedDataParallel], object]
+
+
+def nothing(ddp: DistributedDataParallel) -> None:
+    pass
+
+
+def train(
+    rank: int,
+    recorder: FakeRecorder | None,
+    *,
+    sparse: bool = False,
+    before: Setup = nothing,
+    after: Setup = nothing,
+    uneven: bool = False,
+    dtype: torch.dtype = torch.float32,
+    inner: bool = False,
+    **options: object,
+) -> list[bytes]:
+    torch.manual_seed(0)
+    model = Net(sparse=sparse).to(dtype)
+    hook = attach(model, recorder, 0) if recorder is not None and inner else None
+    ddp = DistributedDataParallel(model, bucket_cap_mb=0.005, **options)
+    before(ddp)
+    if recorder is not None and hook is None:
+        hook = attach(ddp, recorder, 0)
+    after(ddp)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
+    torch.manual_seed(10 + rank)
+    batches = [torch.randint(20, (5,)) for _ in range(3 + (rank if uneven else 0))]
+    with ddp.join(divide_by_initial_world_size=False, enable=uneven):
+        for step, batch in enumerate(batches):
+            if hook is not None:
+                hook.iteration_begins(step, armed=True)
+            optimizer.zero_grad()
+            if not uneven:
+                with ddp.no_sync():
+                    ddp(batch).square().sum().backward()
+            ddp(batch).square().sum().backward()
+            optimizer.step()
+            if hook is not None:
+                hook.iteration_ends(step, armed=True)
+    if hook is not None:
+        hook.detach()
+    if not uneven:
+        ddp(batches[0]).sum().backward()  # after us the model still works
+    assert all(p.isfinite().all() for p in model.parameters())
+    return [p.detach().view(torch.uint8).numpy().tobytes() for p in model.parameters()]
+
+
+def user_hook(state, bucket):  # torch wants no annotations here, or real ones
+    """Sums, and multiplies by what its state says."""
+    factor = state["factor"]
+    future = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
+    return future.then(lambda done: done.value()[0] * factor)
+
+
+def registers_user_hook(ddp: DistributedDataParallel) -> None:
+    ddp.register_comm_hook({"factor": 0.25}, user_hook)
+
+
+def registers_builtin(kind: str) -> Setup:
+    def register(ddp: DistributedDataParallel) -> None:
+        ddp._register_builtin_comm_hook(getattr(dist.BuiltinCommHookType, kind))
+
+    return register
+
+
+def registers_twice(ddp: DistributedDataParallel) -> None:
+    registers_user_hook(ddp)
+    try:
+        registers_user_hook(ddp)
+    except RuntimeError:
+        return
+    raise AssertionError("the second hook must be refused")
+
+
+CASES: dict[str, dict[str, object]] = {
+    "plain": {},
+    "inner": {"inner": True},
+    "bucket views": {"gradient_as_bucket_view": True},
+    "unused": {"find_unused_parameters": True},
+    "sparse": {"sparse": True},
+    "bfloat16": {"dtype": torch.bfloat16},
+    "float64": {"dtype": torch.float64},
+    "uneven": {"uneven": True},
+    "hook before": {"before": registers_user_hook},
+    "hook after": {"after": registers_user_hook},
+    "hooks after": {"after": registers_twice},
+    "builtin before": {"before": registers_builtin("ALLREDUCE")},
+    "builtin after": {"after": registers_builtin("ALLREDUCE")},
+    "fp16 after": {"after": registers_builtin("FP16_COMPRESS")},
+}
+
+
+def buckets(rank: int, world: int) -> Result:
+    result: Result = {}
+    for name, options in CASES.items():
+        expected = train(rank, None, **options)
+        recorder = FakeRecorder()
+        seen = train(rank, recorder, **options)
+        result[name] = {
+            "same": seen == expected,
+            "events": events(recorder),
+            "warnings": recorder.warnings,
+        }
+    return result
+
+
+def main() -> None:
+    scenario, rank, world, folder = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world
+    )
+    run = {"collectives": collectives, "buckets": buckets}[scenario]
+    result = run(rank, world)
+    dist.destroy_process_group()
+    Path(folder, f"{rank}.pickle").write_bytes(pickle.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,170 @@
+"""Real gloo jobs of two and three processes: collectives, messages, and gradient buckets."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PROGRAM = Path(__file__).parent / "rank.py"
+
+
+def run(scenario: str, world: int, folder: Path) -> list[dict[str, Any]]:
+    """Run every rank of a scenario as a process of its own and return what each saw."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error"}
+    ranks: list[subprocess.Popen[str]] = []
+    with ExitStack() as stack:
+        for rank in range(world):
+            log = stack.enter_context((folder / f"{rank}.log").open("w"))
+            command = [sys.executable, str(PROGRAM), scenario, str(rank), str(world), str(folder)]
+            process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, text=True)
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            ranks.append(process)
+        codes = [process.wait(timeout=100) for process in ranks]
+    assert not any(codes), [(folder / f"{rank}.log").read_text() for rank in range(world)]
+    return [pickle.loads((folder / f"{rank}.pickle").read_bytes()) for rank in range(world)]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return run("collectives", 2, tmp_path_factory.mktemp("pair"))
+
+
+KINDS = [
+    ("ALL_REDUCE", 3),
+    ("BROADCAST", 2),
+    ("REDUCE", 2),
+    ("ALL_GATHER", 2),
+    ("ALL_GATHER", 2),
+    ("REDUCE_SCATTER", 4),
+    ("GATHER", 2),
+    ("SCATTER", 2),
+    ("ALL_TO_ALL", 0),
+    ("ALL_TO_ALL", 0),
+    ("BARRIER", 0),
+    ("BARRIER", 0),
+    ("ALL_GATHER", 1),  # the two halves of all_gather_object
+    ("ALL_GATHER", 5),
+]
+
+
+def test_every_collective(pair) -> None:
+    """Each kind is one event with its group, number and size, equal on all members."""
+    assert pair[0]["kinds"] == pair[1]["kinds"]
+    for number, (event, (kind, count)) in enumerate(zip(pair[0]["kinds"], KINDS, strict=True)):
+        title = "".join(word.capitalize() for word in kind.split("_"))
+        assert event[:5] == (kind, "0", (0, 1), number, count)
+        assert event[6:] == (-1, f"Default/group-0/{title}-op{number}")
+    assert [event[5] for event in pair[0]["kinds"][:2]] == ["float32", "int64"]
+
+
+def test_every_message(pair) -> None:
+    """Blocking, asynchronous, batched and from anyone: sender and receiver agree on numbers."""
+    sent = [{e[3] for e in seen["messages"] if e[0] == "SEND"} for seen in pair]
+    received = [{e[3] for e in seen["messages"] if e[0] == "RECV"} for seen in pair]
+    assert sent == [{0, 1, 2, 3}, {0, 1, 2}]
+    assert received == [{0, 1, 2}, {0, 1, 2, 3}]
+    for rank, seen in enumerate(pair):
+        assert {event[6] for event in seen["messages"]} == {1 - rank}
+        assert len({event[7] for event in seen["messages"]}) == 7
+
+
+def test_groups_count_for_themselves(pair) -> None:
+    """Numbers run per group, and a group's ranks are global."""
+    for rank, seen in enumerate(pair):
+        pairs = ("ALL_REDUCE", (0, 1))
+        assert seen["groups"] == [(*pairs, 0), ("ALL_REDUCE", (rank,), 0), (*pairs, 1)]
+
+
+def test_asynchronous_works_are_untouched(pair) -> None:
+    """The script gets torch's own work, which dies with its last reference; its end is seen."""
+    for rank, seen in enumerate(pair):
+        answer, followed, overlapped, dead, events = seen["async"]
+        assert answer == ("Work", True, [2.0] * 4)
+        assert followed == [4.0] * 4
+        assert overlapped == 1
+        assert dead
+        assert [event[0] for event in events] == [
+            "ALL_REDUCE",
+            "ALL_REDUCE",
+            "REDUCE_SCATTER",
+            "SEND",
+            "RECV",
+        ]
+        assert events[3][6] == 1 - rank
+
+
+def test_numbers_go_on_while_not_armed(pair) -> None:
+    """A collective in an unarmed iteration is counted and not recorded."""
+    for seen in pair:
+        assert seen["unarmed"] == ([], 3)
+        assert seen["threads"] == 51
+
+
+def test_a_failing_call_fails_as_before(pair) -> None:
+    """The error is torch's own, and the event it began has ended."""
+    for seen in pair:
+        assert seen["failed"] == ("TypeError", 1)
+
+
+def test_one_patch_for_all_and_none_after(pair) -> None:
+    """Several models share one patch and one event per recorder; the last one restores torch."""
+    for seen in pair:
+        assert seen["told twice"] == len(KINDS)
+        assert seen["still patched"]
+        assert seen["restored"]
+        assert seen["after detach"] == (2.0, [])
+        assert seen["warnings"] == []
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def trained(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> list[dict[str, Any]]:
+    return run("buckets", request.param, tmp_path_factory.mktemp("buckets"))
+
+
+UNSEEN = {"inner", "builtin before"}
+
+
+def test_buckets_do_not_change_training(trained) -> None:
+    """Parameters are the same bits with and without us, in every way of using the wrapper."""
+    for seen in trained:
+        assert [case for case, result in seen.items() if not result["same"]] == []
+    assert len(trained[0]) == 14
+
+
+def test_buckets_are_numbered_alike(trained) -> None:
+    """Every rank has the same all-reduces under the same numbers, none twice."""
+    world = len(trained)
+    for case, first in trained[0].items():
+        collectives = [
+            [event for event in seen[case]["events"] if event[0] == "ALL_REDUCE"]
+            for seen in trained
+        ]
+        numbers = [event[3] for event in collectives[0]]
+        assert len(numbers) == len(set(numbers))
+        if case != "uneven":  # there a rank that is done shadows the others
+            assert all(seen == collectives[0] for seen in collectives)
+        unseen = case in UNSEEN or (case == "bucket views" and world == 3)
+        assert bool(numbers) != unseen, (case, first)
+        assert bool(first["warnings"]) == (unseen and case != "inner"), (case, first["warnings"])
+
+
+def test_what_buckets_are_called(trained) -> None:
+    """DDP's own reduction carries its bucket; a user's hook is seen by the calls it makes."""
+    plain = [event[7] for event in trained[0]["plain"]["events"]]
+    assert plain[0].startswith("Default/group-0/bucket-0/AllReduce-op")
+    assert any("/bucket-1/" in name for name in plain)
+    for case in ("hook before", "hook after", "hooks after", "builtin after", "fp16 after"):
+        assert not any("bucket" in event[7] for event in trained[0][case]["events"])
+    assert {event[5] for event in trained[0]["fp16 after"]["events"]} == {"float16"}
+    total = sum(event[4] for event in trained[0]["plain"]["events"])
+    assert total == 3 * 2499  # every gradient of three steps, once

@@ -1,0 +1,349 @@
+"""Gradients, parameters, and operators that are run again inside the backward."""
+
+# torch types what stands in a module as `Tensor | Module`, and compiled modules as functions.
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
+# pyright: reportAssignmentType=false, reportOptionalMemberAccess=false, reportIndexIssue=false
+# pyright: reportIncompatibleMethodOverride=false
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from rankdump.adapters.torch import attach
+from rankdump.adapters.torch.pairing import Call, Step, Surroundings, paired, region_start
+from rankdump.contract.key import Side
+from rankdump.hook import Scope
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, 4)
+        self.act = nn.ReLU(inplace=True)
+        self.last = nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.act(self.first(x)))
+
+
+def test_gradients_are_autograds(recorder, observed) -> None:
+    """What arrives at and leaves an operator is what torch.autograd.grad gives."""
+    model = Net()
+    x = torch.randn(2, 3, requires_grad=True)
+    hidden = model.first(x)
+    acted = torch.relu(hidden)
+    result = model.last(acted)
+    wanted = torch.autograd.grad(result.sum(), [x, hidden, acted, result])
+    with observed(model, recorder):
+        model(x).sum().backward()
+    at = "Gradients/Default/network-Net/"
+    for name, side, expected in [
+        ("first-Linear/Linear-op0", "output", wanted[0]),
+        ("first-Linear/Linear-op0", "input", wanted[1]),
+        ("act-ReLU/ReLU-op0", "output", wanted[1]),
+        ("act-ReLU/ReLU-op0", "input", wanted[2]),
+        ("last-Linear/Linear-op0", "output", wanted[2]),
+        ("last-Linear/Linear-op0", "input", wanted[3]),
+        ("Net-op0", "output", wanted[0]),
+        ("Net-op0", "input", wanted[3]),
+    ]:
+        assert np.array_equal(recorder.one(at + name, side).array, expected.numpy()), (name, side)
+    backward = [name for name in recorder.names if name.startswith("Gradients/")]
+    assert len(backward) == len(set(backward)) == 4
+    assert backward.index(at + "last-Linear/Linear-op0") < backward.index(
+        at + "first-Linear/Linear-op0"
+    )
+    assert x._backward_hooks is None or not x._backward_hooks
+    assert not recorder.warnings
+
+
+def test_hooks_hold_no_tensors(recorder, observed) -> None:
+    """Activations die as early as they do without us."""
+    import weakref
+
+    model = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
+    with observed(model, recorder):
+        kept: list[weakref.ref[Tensor]] = []
+        handle = model[0].register_forward_hook(lambda m, a, out: kept.append(weakref.ref(out)))
+        result = model(torch.ones(1, 2))
+        handle.remove()
+        result.sum().backward()
+        del result
+        assert kept[0]() is None
+
+
+def test_backward_twice_is_two_events(recorder, observed) -> None:
+    """A second backward through the same call is recorded as such."""
+    model = nn.Tanh()
+    x = torch.ones(1, requires_grad=True)
+    with observed(model, recorder):
+        y = model(x)
+        y.backward(retain_graph=True)
+        y.backward()
+    name = "Gradients/Default/network-Tanh/Tanh-op0"
+    assert recorder.names.count(name) == 2
+    assert recorder.keys.count((name, "output", 0)) == 2
+
+
+def test_inference_and_frozen_parameters(recorder, observed) -> None:
+    """Without gradients there are none, and nothing goes wrong."""
+    model = Net()
+    model.first.requires_grad_(False)
+    with observed(model, recorder):
+        with torch.inference_mode():
+            model(torch.ones(1, 3))
+        model(torch.ones(1, 3)).sum().backward()
+    names = {name for name, _, _ in recorder.keys if name.startswith("Gradients/")}
+    assert "Gradients/first.weight" not in names
+    assert "Gradients/last.weight" in names
+    assert recorder.one("first.weight", "output").op_type == "Parameter"
+
+
+def test_parameters_and_what_the_optimizer_uses(recorder, observed) -> None:
+    """A gradient is the clipped one of the step; a parameter is its value after the step."""
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    with observed(model, recorder):
+        for _ in range(3):  # accumulation: one iteration, one step
+            (model(torch.ones(4, 2)).sum() * 100).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        used = model.weight.grad.clone()
+        before = model.weight.detach().clone()
+        optimizer.step()
+        optimizer.zero_grad()
+    gradient = recorder.one("Gradients/weight", "output")
+    assert gradient.op_type == "Parameter"
+    assert np.array_equal(gradient.array, used.numpy())
+    weight = recorder.one("weight", "output")
+    assert np.array_equal(weight.array, model.weight.detach().numpy())
+    assert np.array_equal(weight.array, (before - 0.5 * used).numpy())
+
+
+def test_gradients_without_an_optimizer(recorder, observed) -> None:
+    """A hand-written update leaves its gradients to the end of the iteration."""
+    model, other = nn.Linear(2, 1), nn.Linear(2, 1)
+    with observed(model, recorder):
+        model(torch.ones(1, 2)).sum().backward()
+        other(torch.ones(1, 2)).sum().backward()
+        torch.optim.SGD(other.parameters()).step()  # not ours
+    assert recorder.one("Gradients/weight", "output").array.tolist() == [[1, 1]]
+    assert recorder.keys.count(("Gradients/weight", "output", 0)) == 1
+
+
+def test_sparse_gradient_is_a_counted_loss(recorder, observed) -> None:
+    """An embedding's sparse gradient cannot be written, and is not silently left out."""
+    model = nn.Embedding(4, 2, sparse=True)
+    with observed(model, recorder):
+        model(torch.tensor([1, 2])).sum().backward()
+    assert ("Gradients/weight", Side.OUTPUT, "unsupported_sparse") in recorder.lost
+
+
+# -- recomputation
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(4, 4)
+        self.drop = nn.Dropout(0.3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.drop(self.lin(torch.tanh(x))))
+
+
+class Checkpointed(nn.Module):
+    """Regions that enter through a module or a function, one of them using its module twice."""
+
+    def __init__(self, use_reentrant: bool, *, recompute: bool = True) -> None:
+        super().__init__()
+        self.one, self.shared, self.two = Block(), Block(), Block()
+        self.use_reentrant, self.recompute = use_reentrant, recompute
+
+    def twice(self, x: Tensor) -> Tensor:
+        return self.shared(self.shared(x * 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        regions = (self.one, self.shared, self.twice, self.two, self.shared)
+        for region in regions:
+            if self.recompute:
+                x = checkpoint(region, x, use_reentrant=self.use_reentrant)
+            else:
+                x = region(x)
+        return x
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_recomputation_has_the_number_of_its_forward(recorder, observed, use_reentrant) -> None:
+    """Each call is repeated once, under its own number: the values are the forward's."""
+    model = Checkpointed(use_reentrant)
+    x = torch.randn(2, 4, requires_grad=True)
+    with observed(model, recorder):
+        model(x).sum().backward()
+    forward = {t.op_name: t for t in recorder.taken if t.op_name.startswith("Default/")}
+    repeated = [t for t in recorder.taken if t.op_name.startswith("Recompute/")]
+    inputs = [t for t in repeated if t.side is Side.INPUT]
+    linears = [t.op_name for t in inputs if t.op_type == "Linear"]
+    assert len(linears) == len(set(linears)) == 6
+    given = {t.op_name: t for t in recorder.taken if t.side is Side.INPUT}
+    for again in inputs:
+        name = again.op_name.removeprefix("Recompute/")
+        assert name in forward
+        assert again.data == given[name].data, name
+    assert recorder.names.count("Default/network-Checkpointed/Checkpointed-op0") == 1
+    assert len(recorder.events) == recorder.position
+    assert not recorder.warnings
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_gradients_of_recomputed_calls_come_once(recorder, observed, use_reentrant) -> None:
+    """Gradients carry the forward's number, are there once, and equal those without checkpoints."""
+
+    def run(model: nn.Module) -> dict[tuple[str, str, int], bytes]:
+        recorder.taken.clear()
+        torch.manual_seed(3)
+        x = torch.randn(2, 4, requires_grad=True)
+        with observed(model, recorder):
+            model(x).sum().backward()
+        found = [t for t in recorder.taken if t.op_name.startswith("Gradients/Default/")]
+        keyed = {(t.op_name, t.side.value, t.slot): t.data for t in found}
+        assert len(keyed) == len(found)
+        return keyed
+
+    torch.manual_seed(2)
+    model = Checkpointed(use_reentrant)
+    checkpointed = run(model)
+    model.recompute = False
+    plain = run(model)
+    inner = {key for key in plain if "/lin-Linear/" in key[0] or "/drop-Dropout/" in key[0]}
+    assert len(inner) == 6 * 4
+    assert {key: checkpointed.get(key) for key in inner} == {key: plain[key] for key in inner}
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_recomputation_of_several_backwards(recorder, observed, use_reentrant) -> None:
+    """Micro-batches, each with its own backward, keep their numbers apart."""
+    model = Checkpointed(use_reentrant)
+    with observed(model, recorder):
+        for _ in range(3):
+            model(torch.randn(2, 4, requires_grad=True)).sum().backward()
+    given = {t.op_name: t.data for t in recorder.taken if t.side is Side.INPUT}
+    repeated = [name for name in given if name.startswith("Recompute/") and "Linear" in name]
+    assert len(repeated) == 3 * 6
+    for name in repeated:
+        assert given[name] == given[name.removeprefix("Recompute/")], name
+
+
+def test_forward_inside_a_backward_that_repeats_nothing(recorder, observed) -> None:
+    """A module first called in a backward is a forward call, not a recomputation."""
+    extra = nn.Tanh()
+
+    class Calling(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 1
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return extra(gradient)
+
+    with observed(extra, recorder):
+        Calling.apply(torch.ones(1, requires_grad=True)).backward()
+    assert recorder.names == ["Default/network-Tanh/Tanh-op0"]
+
+
+def call(position: int, repeated: int = 0, **began_in) -> Call:
+    surroundings = Surroundings(thread=1, **began_in)
+    return Call(Scope("network-Net", "Net"), position, position, surroundings, None, repeated)
+
+
+@pytest.mark.parametrize(
+    ("calls", "same", "after", "expected", "reason"),
+    [
+        ([], (), None, None, "never called before"),
+        ([call(5)], (), None, 5, "last one not repeated"),
+        ([call(1), call(4)], (1,), None, 1, "same data"),
+        ([call(1), call(4)], (1, 4), None, 4, "same data"),
+        ([call(1), call(4)], (4,), 0, 1, "next in the region"),
+        ([call(1), call(4), call(6)], (), 1, 4, "next in the region"),
+        ([call(1), call(4)], (), 9, 4, "last one not repeated"),
+        ([call(1), call(4, 1)], (), None, 1, "last one not repeated"),
+    ],
+)
+def test_pairing(calls, same, after, expected, reason) -> None:
+    """Which call is repeated follows from the region, else from data, else from what is left."""
+    found, why = paired(calls, after=after, same_data=lambda c: c.position in same)
+    assert (found and found.position, why) == (expected, reason)
+
+
+@pytest.mark.parametrize(
+    ("program", "step", "start"),
+    [
+        ([], Step(0, 3, function=False), None),
+        # Without a region around it the step tells nothing.
+        ([call(1, next_node=0)], Step(0, 3, function=False), None),
+        # Watched: the region of the call that made the node, from its first call.
+        (
+            [
+                call(1, next_node=0),
+                call(2, next_node=2, watcher=7),
+                call(3, next_node=5, watcher=7),
+                call(4, next_node=9, watcher=8),
+            ],
+            Step(0, 6, function=False),
+            2,
+        ),
+        # Reentrant: what ran without gradients after the function's node was made.
+        (
+            [
+                call(1, next_node=0),
+                call(2, next_node=4, grad=False),
+                call(3, next_node=4, grad=False),
+                call(4, next_node=6, grad=False),
+            ],
+            Step(0, 3, function=True),
+            2,
+        ),
+        # A function inside a watched region is no region of its own.
+        (
+            [call(1, next_node=0, watcher=7), call(2, next_node=4, watcher=7)],
+            Step(0, 3, function=True),
+            1,
+        ),
+    ],
+)
+def test_region_start(program, step, start) -> None:
+    """The node whose backward runs says which region is run again."""
+    assert region_start(program, step) == start
+
+
+def test_four_threads_with_checkpoints(recorder) -> None:
+    """Forward and backward of four threads at once: every repeated input is its forward's."""
+    import threading
+
+    model = nn.Sequential(Block(), Block())
+    hook = attach(model, recorder, 0)
+    hook.iteration_begins(0, armed=True)
+
+    def work() -> None:
+        for _ in range(5):
+            x = torch.randn(2, 4, requires_grad=True)
+            for block in model:
+                x = checkpoint(block, x, use_reentrant=False)
+            x.sum().backward()
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    hook.detach()
+    given = {t.op_name: t.data for t in recorder.taken if t.side is Side.INPUT}
+    repeated = [name for name in given if name.startswith("Recompute/")]
+    assert len([name for name in repeated if "Linear" in name]) == 4 * 5 * 2
+    for name in repeated:
+        assert given[name] == given[name.removeprefix("Recompute/")], name
+    assert not recorder.warnings

@@ -1,0 +1,245 @@
+"""Reading a tensor: every element type and form, and an honest reason where it cannot be."""
+
+# torch types what stands in a module as `Tensor | Module`, and compiled modules as functions.
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
+# pyright: reportAssignmentType=false, reportOptionalMemberAccess=false, reportIndexIssue=false
+# pyright: reportIncompatibleMethodOverride=false
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from rankdump.adapters.torch.tensors import TorchTensor, source_of
+from rankdump.contract.dtypes import ELEMENT_TYPES
+from rankdump.contract.errors import ProtocolError
+
+
+def read(tensor: Tensor) -> bytes:
+    source = source_of(tensor)
+    assert isinstance(source, TorchTensor), source
+    data = bytearray(source.byte_count)
+    source.copy_into(memoryview(data))
+    return bytes(data)
+
+
+def raw(tensor: Tensor) -> bytes:
+    return tensor.contiguous().view(torch.uint8).numpy().tobytes()
+
+
+@pytest.mark.parametrize("name", ELEMENT_TYPES)
+def test_every_element_type(name: str) -> None:
+    """The bytes are those of the tensor in C order, whatever its type and strides."""
+    dtype = getattr(torch, name)
+    size = ELEMENT_TYPES[name].item_bytes
+    patterns = torch.arange(24 * size, dtype=torch.uint8)
+    if name == "bool":
+        patterns %= 2
+    tensor = patterns.view(dtype).reshape(4, 6)
+    source = source_of(tensor)
+    assert isinstance(source, TorchTensor)
+    assert (source.dtype, source.shape, source.byte_count) == (name, (4, 6), 24 * size)
+    assert read(tensor) == patterns.numpy().tobytes()
+    turned = tensor.t()[1:, ::2]
+    by_bytes = patterns.reshape(4, 6, size).transpose(0, 1)[1:, ::2]
+    assert read(turned) == by_bytes.contiguous().numpy().tobytes()
+
+
+@pytest.mark.parametrize(
+    ("tensor", "expected"),
+    [
+        (torch.tensor(1.5), np.float32(1.5).tobytes()),
+        (torch.tensor(True), b"\1"),
+        (torch.ones(1).expand(3), np.ones(3, "<f4").tobytes()),
+        (torch.empty(0, 3), b""),
+        (torch.tensor([1 + 2j]).conj(), np.array([1 - 2j], "<c8").tobytes()),
+        (torch.tensor([1 + 2j]).conj().imag, np.array([-2], "<f4").tobytes()),
+        (torch.nn.Parameter(torch.ones(2)), np.ones(2, "<f4").tobytes()),
+        ((torch.ones(2, requires_grad=True) * 2), np.full(2, 2, "<f4").tobytes()),
+    ],
+    ids=["0-d", "bool", "expanded", "empty", "conj", "neg", "parameter", "in graph"],
+)
+def test_forms(tensor: Tensor, expected: bytes) -> None:
+    """Views that share or flip elements are read as what they stand for."""
+    assert read(tensor) == expected
+
+
+def test_into_any_offset() -> None:
+    """The target may start anywhere: shared memory is not aligned for us."""
+    target = bytearray(13)
+    source = source_of(torch.tensor([1.0, 2.0]))
+    assert isinstance(source, TorchTensor)
+    source.copy_into(memoryview(target)[3:11])
+    assert np.frombuffer(target, "<f4", 2, 3).tolist() == [1, 2]
+    assert target[:3] + target[11:] == bytes(5)
+
+
+@pytest.mark.parametrize("count", [1, 1 << 20])
+def test_target_of_another_size_is_refused(count: int) -> None:
+    """Small and large tensors alike never write past or short of their target."""
+    source = source_of(torch.ones(count))
+    assert isinstance(source, TorchTensor)
+    for size in (0, 4 * count - 1, 4 * count + 1):
+        with pytest.raises(ProtocolError, match=f"{4 * count} bytes into a target of {size}"):
+            source.copy_into(memoryview(bytearray(size)))
+    with pytest.raises(ProtocolError):
+        source.copy_into(memoryview(bytes(4 * count)))
+
+
+def test_large_tensors() -> None:
+    """Above the size where torch copies by itself the bytes are the same."""
+    tensor = torch.randn(300, 700)
+    assert read(tensor) == tensor.numpy().tobytes()
+    assert read(tensor.t()) == tensor.t().contiguous().numpy().tobytes()
+
+
+def freed() -> Tensor:
+    tensor = torch.ones(4)
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+def fake() -> Tensor:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        return torch.ones(2)
+
+
+def nested(layout: torch.layout) -> Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch calls nested tensors a prototype
+        return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=layout)
+
+
+def quantized() -> Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch is about to drop quantized tensors
+        return torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.quint8)
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: torch.empty(2, device="meta"), "no_data"),
+        (torch.nn.UninitializedParameter, "no_data"),
+        (fake, "unsupported_tensor_class"),
+        (lambda: torch.eye(2).to_sparse(), "unsupported_sparse"),
+        (lambda: torch.eye(2).to_sparse_csr(), "unsupported_sparse"),
+        (quantized, "unsupported_quantized"),
+        (lambda: nested(torch.strided), "unsupported_nested"),
+        (lambda: nested(torch.jagged), "unsupported_tensor_class"),
+        (lambda: torch.ones(2, dtype=torch.complex32), "unsupported_dtype"),
+        (freed, "storage_freed"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+def test_unreadable(make, reason: str) -> None:
+    """What has no plain elements in memory is refused by name, before anything touches it."""
+    assert source_of(make()) == reason
+
+
+def test_unreadable_tensors_are_counted(recorder, observed) -> None:
+    """A sparse argument is a counted loss; the operator's other tensors are kept."""
+
+    class Second(nn.Module):
+        def forward(self, first: Tensor, second: Tensor) -> Tensor:
+            return second
+
+    model = Second()
+    with observed(model, recorder):
+        model(torch.eye(2).to_sparse(), torch.ones(2))
+    (name, side, reason) = recorder.lost[0]
+    assert (side.value, reason) == ("input", "unsupported_sparse")
+    assert recorder.one(name, "input", 1).shape == (2,)
+    assert len(recorder.lost) == 1
+
+
+def test_reading_leaves_no_trace() -> None:
+    """Version, gradient, graph and random state of the job are untouched by a read."""
+    tensor = torch.ones(3, requires_grad=True)
+    result = tensor * 2
+    state = torch.get_rng_state()
+    before = (tensor._version, result._version, result.grad_fn, tensor.grad)
+    for each in (tensor, result):
+        read(each)
+    assert (tensor._version, result._version, result.grad_fn, tensor.grad) == before
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_users_modes_do_not_see_us() -> None:
+    """Dispatch modes, default devices and function modes of the script see no read of ours."""
+    seen: list[str] = []
+
+    class Watching(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    tensor = torch.ones(2)
+    source = source_of(tensor)
+    assert isinstance(source, TorchTensor)
+    target = memoryview(bytearray(8))
+    with FlopCounterMode(display=False) as flops, torch.device("meta"), Watching():
+        seen.clear()
+        source.copy_into(target)
+        assert not seen
+    assert flops.get_total_flops() == 0
+    assert np.frombuffer(target, "<f4").tolist() == [1, 1]
+
+
+def test_users_modes_do_not_see_the_hooks(recorder, observed) -> None:
+    """A function mode sees the model's calls and nothing of ours, gradients included."""
+
+    class Watching(torch.overrides.TorchFunctionMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen: list[str] = []
+
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            self.seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    model, x = nn.Tanh(), torch.ones(1, requires_grad=True)
+
+    def run() -> list[str]:
+        with Watching() as mode:
+            model(x).sum().backward()
+        return mode.seen
+
+    expected = run()
+    with observed(model, recorder):
+        assert run() == expected
+    assert len(recorder.taken) == 4
+
+
+def test_plain_subclass() -> None:
+    """A subclass that keeps its elements itself is read as a tensor."""
+
+    class Marked(Tensor):
+        pass
+
+    assert read(torch.ones(2).as_subclass(Marked)) == np.ones(2, "<f4").tobytes()
+
+
+def test_torch_func(recorder, observed) -> None:
+    """Inside grad and vmap the tensors below the wrappers are read; results are unchanged."""
+    model = nn.Linear(3, 1)
+    x = torch.randn(5, 3)
+
+    def loss(row: Tensor) -> Tensor:
+        return model(row).square().sum()
+
+    with torch.no_grad():
+        expected = torch.func.vmap(torch.func.grad(loss))(x)
+    with observed(model, recorder):
+        got = torch.func.vmap(torch.func.grad(loss))(x)
+    assert torch.equal(got, expected)
+    assert recorder.one("Default/network-Linear/Linear-op0", "input").array.shape == (5, 3)
+    assert not recorder.warnings
