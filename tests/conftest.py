@@ -52,6 +52,6 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     """On CI nothing is skipped: what could not run was not shown to work."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     skipped = reporter.stats.get("skipped", []) if reporter else []
-    if os.environ.get("CI") == "true" and skipped and session.exitstatus == 0:
+    if reporter and os.environ.get("CI") == "true" and skipped and session.exitstatus == 0:
         reporter.write_line(f"CI=true and {len(skipped)} tests were skipped")
         session.exitstatus = pytest.ExitCode.TESTS_FAILED

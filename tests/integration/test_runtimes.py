@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import shutil
 import subprocess
@@ -10,11 +11,7 @@ from pathlib import Path
 
 import pytest
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
+tomllib = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
 ROOT = Path(__file__).parent.parent.parent
 JOB = Path(__file__).parent / "jobs" / "round_trip.py"
 

@@ -16,12 +16,11 @@ class ArraySource:
 
     def __init__(self, array: npt.ArrayLike) -> None:
         self._array: npt.NDArray[Any] = np.asarray(array)
-        kind: np.dtype[np.generic] = self._array.dtype
+        kind: np.dtype[Any] = self._array.dtype
         if kind.hasobject:
             raise UnsupportedError(f"array of Python objects ({kind})")
         # Types of extension packages, such as bfloat16, carry their common name.
-        name: str = kind.name
-        self._type = element_type(name)
+        self._type = element_type(f"{kind.name}")
         self._little: np.dtype[np.generic] = kind.newbyteorder("<")
 
     @property

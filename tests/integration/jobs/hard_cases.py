@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -190,7 +190,9 @@ def four_threads() -> float:
 
 @case
 def compiled() -> float:
-    model = attached(torch.compile(mlp(), backend="eager"))
+    compiled_model = torch.compile(mlp(), backend="eager")
+    assert isinstance(compiled_model, nn.Module)
+    model = attached(compiled_model)
     return train(model, lambda: model(torch.randn(2, 8)).sum())
 
 
@@ -206,8 +208,8 @@ def functional_transforms() -> float:
     model = attached(mlp())
     parameters = dict(model.named_parameters())
 
-    def loss(p: dict[str, Tensor], x: Tensor) -> Tensor:
-        return torch.func.functional_call(model, p, (x,)).sum()
+    def loss(p: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        return torch.func.functional_call(model, dict(p), (x,)).sum()
 
     x = torch.randn(3, 8)
     gradient = torch.func.grad(loss)(parameters, x)
