@@ -30,7 +30,7 @@ demo: setup
 	  $(BIN)/torchrun --standalone --nproc-per-node 2 examples/torch_ddp.py
 	$(BIN)/rankdump ls $(DEMO)
 	$(BIN)/rankdump show $$(find $(DEMO)/rank_0 -name 'Linear.*output*' | sort | head -n 1)
-	$(BIN)/rankdump order $(DEMO) --iteration 1 --limit 25
+	$(BIN)/rankdump order $(DEMO) --iteration 1 --limit 0 | tail -n 24
 	$(BIN)/rankdump status $(DEMO)
 
 test: setup
