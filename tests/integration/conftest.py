@@ -216,7 +216,7 @@ class Rank:
         return Stream(self.stub, agent_pb2.Hello(session_id=self.session_id, token=token))
 
     def status(self):
-        return self.stub.AgentStatus(agent_pb2.AgentStatusRequest()).view
+        return self.stub.Status(agent_pb2.AgentStatusRequest()).view
 
     def drain(self, timeout_ms: int = WAIT_S * 1000) -> agent_pb2.ControlResponse:
         return self.stub.Control(

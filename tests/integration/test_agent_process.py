@@ -114,7 +114,7 @@ def test_coordinator_learns_through_the_same_socket(make_daemon, make_rank, fram
     stream.finish()
     assert rank.drain().drained
     stub = coordinator_pb2_grpc.CoordinatorServiceStub(rank.channel)
-    view = stub.CoordinatorStatus(coordinator_pb2.CoordinatorStatusRequest()).view
+    view = stub.Status(coordinator_pb2.CoordinatorStatusRequest()).view
     assert [session.session_id for session in view.sessions] == [rank.session_id]
     assert [(i.complete, i.expected, i.stored) for i in view.iterations] == [(True, 1, 1)]
     # Its stub file knows the class but not the calls.

@@ -44,7 +44,7 @@ class Coordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
                 context.abort(self.faults.pop(0), "failing on purpose")
             yield coordinator_pb2.ReportResponse(acknowledged_sequence=request.sequence)
 
-    def CoordinatorStatus(self, request, context):  # noqa: N802 - as above
+    def Status(self, request, context):  # noqa: N802 - as above
         context.abort(grpc.StatusCode.UNIMPLEMENTED, "")
 
     def Order(self, request, context):  # noqa: N802 - as above

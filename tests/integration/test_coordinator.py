@@ -147,7 +147,7 @@ def test_two_agents_become_one_order(served, tmp_path) -> None:
     assert (hint.spread_us, hint.first_rank, hint.last_rank) == (2500, 0, 1)
     assert "2.500 ms" in hint_from_wire(hint).reason
 
-    status = stub.CoordinatorStatus(pb.CoordinatorStatusRequest(), timeout=PATIENCE_S)
+    status = stub.Status(pb.CoordinatorStatusRequest(), timeout=PATIENCE_S)
     view = view_from_wire(status.view)
     assert {session.rank for session in view.sessions} == {0, 1}
     assert sum(balance.stored for balance in view.iterations) == 6
@@ -182,7 +182,7 @@ def test_a_malformed_report_ends_its_own_stream_only(served, tmp_path) -> None:
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert "different lengths" in str(caught.value.details())
     assert good.report() == 2
-    view = stub.CoordinatorStatus(pb.CoordinatorStatusRequest(), timeout=PATIENCE_S).view
+    view = stub.Status(pb.CoordinatorStatusRequest(), timeout=PATIENCE_S).view
     assert [session.rank for session in view.sessions] == [0]  # nothing of the bad one was taken
     good.close()
     bad.close()
@@ -194,9 +194,7 @@ def test_jobs_are_apart_and_an_unknown_one_is_refused(served, tmp_path) -> None:
     calls = (
         lambda job: list(stub.Order(pb.OrderRequest(job_id=job), timeout=PATIENCE_S)),
         lambda job: stub.Hints(pb.HintsRequest(job_id=job), timeout=PATIENCE_S),
-        lambda job: stub.CoordinatorStatus(
-            pb.CoordinatorStatusRequest(job_id=job), timeout=PATIENCE_S
-        ),
+        lambda job: stub.Status(pb.CoordinatorStatusRequest(job_id=job), timeout=PATIENCE_S),
     )
     with pytest.raises(grpc.RpcError) as caught:
         ordered(stub)
@@ -250,7 +248,7 @@ def test_what_cannot_be_published_is_counted_and_said(served, tmp_path) -> None:
     agent.report(**parts(0, 0, program(0, 0), tmp_path / "fine", job="good"))
     assert coordinator.drain(PATIENCE_S) == 1
     assert len(rows(tmp_path / "fine")) == 2
-    view = stub.CoordinatorStatus(pb.CoordinatorStatusRequest(job_id="bad")).view
+    view = stub.Status(pb.CoordinatorStatusRequest(job_id="bad")).view
     assert any("2 entries could not be published" in finding for finding in view.findings)
     agent.close()
 

@@ -22,7 +22,7 @@ def agent_status(address: str, *, timeout_s: float = 10.0) -> StatusView:
     """Return what the agent knows."""
     with _channel(address, "agent") as channel:
         stub = agent_pb2_grpc.AgentServiceStub(channel)
-        response = stub.AgentStatus(agent_pb2.AgentStatusRequest(), timeout=timeout_s)
+        response = stub.Status(agent_pb2.AgentStatusRequest(), timeout=timeout_s)
         return views.view_from_wire(response.view)
 
 

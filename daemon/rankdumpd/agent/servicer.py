@@ -72,7 +72,7 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
                 if session.disconnect(mailbox):
                     self._changed(session)
 
-    def AgentStatus(  # noqa: N802 - the name is the generated base class's
+    def Status(  # noqa: N802 - the name is the generated base class's
         self, request: agent_pb2.AgentStatusRequest, context: grpc.ServicerContext
     ) -> agent_pb2.AgentStatusResponse:
         """Say how everything stands."""

@@ -64,7 +64,7 @@ class Agent(agent_pb2_grpc.AgentServiceServicer):
     def Push(self, request_iterator, context):  # noqa: N802 - the name is the service's
         raise NotImplementedError
 
-    def AgentStatus(self, request, context):  # noqa: N802 - the name is the service's
+    def Status(self, request, context):  # noqa: N802 - the name is the service's
         return agent_pb2.AgentStatusResponse(view=view_to_wire(VIEW))
 
     def Control(self, request, context):  # noqa: N802 - the name is the service's
@@ -77,7 +77,7 @@ class Coordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
     def Report(self, request_iterator, context):  # noqa: N802 - the name is the service's
         raise NotImplementedError
 
-    def CoordinatorStatus(self, request, context):  # noqa: N802 - the name is the service's
+    def Status(self, request, context):  # noqa: N802 - the name is the service's
         raise NotImplementedError
 
     def Hints(self, request, context):  # noqa: N802 - the name is the service's

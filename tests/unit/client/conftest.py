@@ -33,7 +33,7 @@ class FakeAgent(agent_pb2_grpc.AgentServiceServicer):
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, self.refusal)
         return agent_pb2.OpenSessionResponse(token=b"t", acknowledged_sequence=self.committed)
 
-    def AgentStatus(self, request, context):  # noqa: N802 - gRPC's name
+    def Status(self, request, context):  # noqa: N802 - gRPC's name
         raise NotImplementedError
 
     def Control(self, request, context):  # noqa: N802 - gRPC's name

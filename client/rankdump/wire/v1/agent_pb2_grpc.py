@@ -24,8 +24,8 @@ class AgentServiceStub(object):
                 request_serializer=rankdump_dot_wire_dot_v1_dot_agent__pb2.PushRequest.SerializeToString,
                 response_deserializer=rankdump_dot_wire_dot_v1_dot_agent__pb2.PushResponse.FromString,
                 )
-        self.AgentStatus = channel.unary_unary(
-                '/rankdump.wire.v1.AgentService/AgentStatus',
+        self.Status = channel.unary_unary(
+                '/rankdump.wire.v1.AgentService/Status',
                 request_serializer=rankdump_dot_wire_dot_v1_dot_agent__pb2.AgentStatusRequest.SerializeToString,
                 response_deserializer=rankdump_dot_wire_dot_v1_dot_agent__pb2.AgentStatusResponse.FromString,
                 )
@@ -53,7 +53,7 @@ class AgentServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def AgentStatus(self, request, context):
+    def Status(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -78,8 +78,8 @@ def add_AgentServiceServicer_to_server(servicer, server):
                     request_deserializer=rankdump_dot_wire_dot_v1_dot_agent__pb2.PushRequest.FromString,
                     response_serializer=rankdump_dot_wire_dot_v1_dot_agent__pb2.PushResponse.SerializeToString,
             ),
-            'AgentStatus': grpc.unary_unary_rpc_method_handler(
-                    servicer.AgentStatus,
+            'Status': grpc.unary_unary_rpc_method_handler(
+                    servicer.Status,
                     request_deserializer=rankdump_dot_wire_dot_v1_dot_agent__pb2.AgentStatusRequest.FromString,
                     response_serializer=rankdump_dot_wire_dot_v1_dot_agent__pb2.AgentStatusResponse.SerializeToString,
             ),
@@ -133,7 +133,7 @@ class AgentService(object):
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
 
     @staticmethod
-    def AgentStatus(request,
+    def Status(request,
             target,
             options=(),
             channel_credentials=None,
@@ -143,7 +143,7 @@ class AgentService(object):
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(request, target, '/rankdump.wire.v1.AgentService/AgentStatus',
+        return grpc.experimental.unary_unary(request, target, '/rankdump.wire.v1.AgentService/Status',
             rankdump_dot_wire_dot_v1_dot_agent__pb2.AgentStatusRequest.SerializeToString,
             rankdump_dot_wire_dot_v1_dot_agent__pb2.AgentStatusResponse.FromString,
             options, channel_credentials,

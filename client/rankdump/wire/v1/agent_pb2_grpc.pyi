@@ -31,7 +31,7 @@ class AgentServiceStub:
     ]
     """Frames one way, acknowledgements the other, for as long as the session lives."""
 
-    AgentStatus: grpc.UnaryUnaryMultiCallable[
+    Status: grpc.UnaryUnaryMultiCallable[
         rankdump.wire.v1.agent_pb2.AgentStatusRequest,
         rankdump.wire.v1.agent_pb2.AgentStatusResponse,
     ]
@@ -54,7 +54,7 @@ class AgentServiceAsyncStub:
     ]
     """Frames one way, acknowledgements the other, for as long as the session lives."""
 
-    AgentStatus: grpc.aio.UnaryUnaryMultiCallable[
+    Status: grpc.aio.UnaryUnaryMultiCallable[
         rankdump.wire.v1.agent_pb2.AgentStatusRequest,
         rankdump.wire.v1.agent_pb2.AgentStatusResponse,
     ]
@@ -82,7 +82,7 @@ class AgentServiceServicer(metaclass=abc.ABCMeta):
         """Frames one way, acknowledgements the other, for as long as the session lives."""
 
     @abc.abstractmethod
-    def AgentStatus(
+    def Status(
         self,
         request: rankdump.wire.v1.agent_pb2.AgentStatusRequest,
         context: _ServicerContext,

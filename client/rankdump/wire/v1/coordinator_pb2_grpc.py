@@ -19,8 +19,8 @@ class CoordinatorServiceStub(object):
                 request_serializer=rankdump_dot_wire_dot_v1_dot_coordinator__pb2.ReportRequest.SerializeToString,
                 response_deserializer=rankdump_dot_wire_dot_v1_dot_coordinator__pb2.ReportResponse.FromString,
                 )
-        self.CoordinatorStatus = channel.unary_unary(
-                '/rankdump.wire.v1.CoordinatorService/CoordinatorStatus',
+        self.Status = channel.unary_unary(
+                '/rankdump.wire.v1.CoordinatorService/Status',
                 request_serializer=rankdump_dot_wire_dot_v1_dot_coordinator__pb2.CoordinatorStatusRequest.SerializeToString,
                 response_deserializer=rankdump_dot_wire_dot_v1_dot_coordinator__pb2.CoordinatorStatusResponse.FromString,
                 )
@@ -46,7 +46,7 @@ class CoordinatorServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def CoordinatorStatus(self, request, context):
+    def Status(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -73,8 +73,8 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
                     request_deserializer=rankdump_dot_wire_dot_v1_dot_coordinator__pb2.ReportRequest.FromString,
                     response_serializer=rankdump_dot_wire_dot_v1_dot_coordinator__pb2.ReportResponse.SerializeToString,
             ),
-            'CoordinatorStatus': grpc.unary_unary_rpc_method_handler(
-                    servicer.CoordinatorStatus,
+            'Status': grpc.unary_unary_rpc_method_handler(
+                    servicer.Status,
                     request_deserializer=rankdump_dot_wire_dot_v1_dot_coordinator__pb2.CoordinatorStatusRequest.FromString,
                     response_serializer=rankdump_dot_wire_dot_v1_dot_coordinator__pb2.CoordinatorStatusResponse.SerializeToString,
             ),
@@ -116,7 +116,7 @@ class CoordinatorService(object):
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
 
     @staticmethod
-    def CoordinatorStatus(request,
+    def Status(request,
             target,
             options=(),
             channel_credentials=None,
@@ -126,7 +126,7 @@ class CoordinatorService(object):
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(request, target, '/rankdump.wire.v1.CoordinatorService/CoordinatorStatus',
+        return grpc.experimental.unary_unary(request, target, '/rankdump.wire.v1.CoordinatorService/Status',
             rankdump_dot_wire_dot_v1_dot_coordinator__pb2.CoordinatorStatusRequest.SerializeToString,
             rankdump_dot_wire_dot_v1_dot_coordinator__pb2.CoordinatorStatusResponse.FromString,
             options, channel_credentials,

@@ -25,7 +25,7 @@ class CoordinatorServiceStub:
     ]
     """An agent's reports one way, what has been taken in the other."""
 
-    CoordinatorStatus: grpc.UnaryUnaryMultiCallable[
+    Status: grpc.UnaryUnaryMultiCallable[
         rankdump.wire.v1.coordinator_pb2.CoordinatorStatusRequest,
         rankdump.wire.v1.coordinator_pb2.CoordinatorStatusResponse,
     ]
@@ -48,7 +48,7 @@ class CoordinatorServiceAsyncStub:
     ]
     """An agent's reports one way, what has been taken in the other."""
 
-    CoordinatorStatus: grpc.aio.UnaryUnaryMultiCallable[
+    Status: grpc.aio.UnaryUnaryMultiCallable[
         rankdump.wire.v1.coordinator_pb2.CoordinatorStatusRequest,
         rankdump.wire.v1.coordinator_pb2.CoordinatorStatusResponse,
     ]
@@ -74,7 +74,7 @@ class CoordinatorServiceServicer(metaclass=abc.ABCMeta):
         """An agent's reports one way, what has been taken in the other."""
 
     @abc.abstractmethod
-    def CoordinatorStatus(
+    def Status(
         self,
         request: rankdump.wire.v1.coordinator_pb2.CoordinatorStatusRequest,
         context: _ServicerContext,

@@ -54,7 +54,7 @@ class CoordinatorServicer(CoordinatorServiceServicer):
                 taken = self._desk.take(report_from_wire(message))
                 yield pb.ReportResponse(acknowledged_sequence=taken)
 
-    def CoordinatorStatus(  # noqa: N802 - the name is the generated base class's
+    def Status(  # noqa: N802 - the name is the generated base class's
         self, request: pb.CoordinatorStatusRequest, context: grpc.ServicerContext
     ) -> pb.CoordinatorStatusResponse:
         """Return sessions, balances and findings of one job, or of all."""
