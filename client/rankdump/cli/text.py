@@ -63,9 +63,14 @@ def label(op_name: str) -> str:
     *scope, operator = op_name.split("/")
     marks = [part for part in scope if part in ("Gradients", "Recompute")]
     modules = [part for part in scope if part not in _SCOPES and not part.startswith("network-")]
-    # Every module is followed by its class, which the operator repeats.
-    path = ".".join(module.rpartition("-")[0] or module for module in modules)
+    path = ".".join(map(_own_name, modules))
     return "/".join([*marks, *([path] if path else []), operator])
+
+
+def _own_name(module: str) -> str:
+    # A module is followed by its class, which the operator repeats; a group by its number.
+    name, _, kind = module.rpartition("-")
+    return name if name and not kind.isdigit() else module
 
 
 def paragraph(text: str, width: int | None) -> list[str]:

@@ -87,6 +87,7 @@ def test_a_table_without_flexible_columns_stays_whole():
         ("Gradients/Default/network-Net/a-A/0-B/B-op0", "Gradients/a.0/B-op0"),
         ("Recompute/Default/network-Net/a-A/A-op1", "Recompute/a/A-op1"),
         ("layers.0.weight", "layers.0.weight"),
+        ("Default/group-0/bucket-1/AllReduce-op4", "group-0.bucket-1/AllReduce-op4"),
         ("Gradients/layers.0.weight", "Gradients/layers.0.weight"),
         ("Default/_backbone-LeNet/relu-ReLU/ReLU-op0", "_backbone.relu/ReLU-op0"),
         ("Default/plain/op", "plain/op"),
