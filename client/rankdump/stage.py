@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from rankdump.contract.exchange import IterationEnd, RecordHead
-from rankdump.contract.key import TensorKey, sendable
+from rankdump.contract.key import TensorKey
 from rankdump.values import Observation, Staged
 
 BUFFER_FULL = "buffer_full"
@@ -126,13 +126,12 @@ class Stage:
             graph=observation.graph,
             iteration=iteration,
             timestamp_us=self._stamp(),
-            op_type=sendable(observation.op_type),
-            op_name=sendable(observation.op_name),
+            op_type=observation.op_type,
+            op_name=observation.op_name,
             side=observation.side,
             slot=observation.slot,
         )
-        argument = sendable(observation.argument)
-        return RecordHead(key, source.dtype, source.shape, source.byte_count, argument)
+        return RecordHead(key, source.dtype, source.shape, source.byte_count, observation.argument)
 
     def _stamp(self) -> int:
         # Unique and rising even when the clock stands still or steps back: it names the file.

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 
 from rankdump.contract.events import Event, EventColumns, EventKind, ProcessGroup
-from rankdump.contract.key import sendable
 from rankdump.values import Collective
 
 FLUSH_EVENTS = 4096
@@ -62,7 +61,7 @@ class Trace:
                     iteration=earlier if begun[0] <= boundary else self._iteration,
                     position=begun[0],
                     end_position=self._position,
-                    name=sendable(name),
+                    name=name,
                     kind=what.kind,
                     start_us=begun[1],
                     end_us=self._clock_us(),

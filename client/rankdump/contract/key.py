@@ -39,11 +39,6 @@ class TensorKey:
         )
 
 
-def sendable(name: str) -> str:
-    """Return a name that UTF-8 can carry: unpaired surrogates become `?`."""
-    return name if name.isascii() else name.encode("utf-8", "replace").decode()
-
-
 def sanitised(name: str) -> str:
     """Return a name with nothing in it that a path or the dotted fields could trip over.
 

@@ -15,6 +15,7 @@ from rankdump.contract.exchange import (
     SessionRequest,
 )
 from rankdump.contract.key import Side, TensorKey
+from rankdump.wire.fields import common
 from rankdump.wire.v1 import agent_pb2, events_pb2
 
 _SIDES = {Side.INPUT: agent_pb2.SIDE_INPUT, Side.OUTPUT: agent_pb2.SIDE_OUTPUT}
@@ -26,19 +27,7 @@ MAX_WORLD_SIZE = 1 << 24
 
 def session_request_to_wire(request: SessionRequest) -> agent_pb2.OpenSessionRequest:
     """Return the message of a rank's introduction."""
-    return agent_pb2.OpenSessionRequest(
-        job_id=request.job_id,
-        session_id=request.session_id,
-        rank=request.rank,
-        world_size=request.world_size,
-        device=request.device,
-        host=request.host,
-        pid=request.pid,
-        framework=request.framework,
-        device_target=request.device_target,
-        plan_json=request.plan_json,
-        config_source=request.config_source,
-    )
+    return agent_pb2.OpenSessionRequest(**common(request, SessionRequest))
 
 
 def session_request_from_wire(message: agent_pb2.OpenSessionRequest) -> SessionRequest:
@@ -47,19 +36,7 @@ def session_request_from_wire(message: agent_pb2.OpenSessionRequest) -> SessionR
         raise ProtocolError("session without a session id or a job id")
     if not 0 <= message.rank < message.world_size <= MAX_WORLD_SIZE:
         raise ProtocolError(f"rank {message.rank} of {message.world_size}: rank must be below it")
-    return SessionRequest(
-        job_id=message.job_id,
-        session_id=message.session_id,
-        rank=message.rank,
-        world_size=message.world_size,
-        device=message.device,
-        host=message.host,
-        pid=message.pid,
-        framework=message.framework,
-        device_target=message.device_target,
-        plan_json=message.plan_json,
-        config_source=message.config_source,
-    )
+    return SessionRequest(**common(message, SessionRequest))
 
 
 def session_grant_to_wire(grant: SessionGrant) -> agent_pb2.OpenSessionResponse:

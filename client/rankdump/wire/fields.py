@@ -1,0 +1,17 @@
+"""The fields that a message and its frozen value have under one name."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from functools import cache
+from typing import Any
+
+
+def common(source: object, kind: type, *apart: str) -> dict[str, Any]:
+    """Return the fields of the dataclass `kind` as `source` has them, but for those named apart."""
+    return {name: getattr(source, name) for name in _names(kind, apart)}
+
+
+@cache
+def _names(kind: Any, apart: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind) if field.name not in apart)
