@@ -84,7 +84,8 @@ def totals(iterations: Iterable[IterationStatus]) -> Totals:
     """Return the sums."""
     held = tuple(iterations)
     return Totals(
-        expected=sum(i.expected for i in held),
+        # How many an open iteration expects is known only where it ends.
+        expected=sum(i.expected if i.complete else i.accounted for i in held),
         stored=sum(i.stored for i in held),
         linked=sum(i.linked for i in held),
         degraded=sum(i.degraded for i in held),

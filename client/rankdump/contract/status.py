@@ -62,7 +62,12 @@ class IterationStatus:
     @property
     def balanced(self) -> bool:
         """Whether every expected tensor is accounted for."""
-        return self.expected == self.kept + sum(self.dropped.values())
+        return self.expected == self.accounted
+
+    @property
+    def accounted(self) -> int:
+        """Tensors whose fate is known."""
+        return self.kept + sum(self.dropped.values())
 
     @property
     def kept(self) -> int:

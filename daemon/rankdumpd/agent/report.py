@@ -63,6 +63,7 @@ class Reporter:
         self._sequence = 0
         self._pending: coordinator_pb2.ReportRequest | None = None
         self._call: grpc.Call | None = None
+        self._said = ""
         self._stopping = False
         self._thread: threading.Thread | None = None
 
@@ -129,6 +130,9 @@ class Reporter:
 
     def _run(self) -> None:
         retry_s = FIRST_RETRY_S
+        with self._changed:
+            # Nobody needs to be there before there is something to tell.
+            self._changed.wait_for(lambda: self._stopping or self._left() > 0)
         while not self._stopping:
             acknowledged = self._sequence if self._pending is None else self._sequence - 1
             try:
@@ -145,7 +149,10 @@ class Reporter:
     def _judge(self, failure: grpc.RpcError) -> None:
         error = error_of(failure)
         if isinstance(error, UnavailableError):
-            _log.info("coordinator %s: %s", self._address, error)
+            # Said when it changes: it is tried again every few seconds.
+            if str(error) != self._said:
+                self._said = str(error)
+                _log.warning("coordinator %s: %s", self._address, error)
             return
         # The same report would fail the same way for ever, and everything behind it with it.
         _log.error("coordinator %s refuses report %d: %s", self._address, self._sequence, error)
