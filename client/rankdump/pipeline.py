@@ -54,7 +54,7 @@ class Pipeline:
             on_idle=self._hand_over_events,
             on_link=self._link_changed,
         )
-        self._armed = self._in_child = False
+        self._armed = self._in_child = self._away = False
         self._iteration = 0
         self._active = False  # anything happened in this iteration
         self._seen = self._armed_seen = self._kept = 0
@@ -213,8 +213,13 @@ class Pipeline:
         elif link is Link.REFUSED:
             self._here = self._armed = False
             self.warn_once(f"the agent at {self._address} refused this rank: {reason}")
-        elif link is Link.AWAY and not self._ship.closing:
-            logger.warning("rankdump: lost the agent at %s, reconnecting", self._address)
+        elif link is Link.AWAY and not self._away:
+            self._away = True
+            if not self._ship.closing:
+                logger.warning("rankdump: lost the agent at %s: %s", self._address, reason)
+        elif link is Link.UP and self._away:
+            self._away = False
+            logger.warning("rankdump: the agent at %s is back", self._address)
 
     def _lose(self, reason: str, op_name: str) -> None:
         self._stage.lose(self._iteration, reason)

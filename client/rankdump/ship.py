@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 OPEN_TIMEOUT_S = 10.0
 BACKOFF_S = (0.05, 5.0)
+# An agent that restarts is back by then; a job should not hang at its end for one that is gone.
+RETURN_AT_EXIT_S = 10.0
 # Declarations are small, but an agent that never comes must not make them grow for ever.
 MAX_WAITING_DECLARATIONS = 10_000
 CHANNEL_OPTIONS = (("grpc.max_receive_message_length", 8 << 20), ("grpc.enable_http_proxy", 0))
@@ -130,7 +132,9 @@ class Ship:
             self._progress_s = time.monotonic()
             self._changed.notify_all()
             while self._waiting() and self._link in (Link.UP, Link.AWAY):
-                if time.monotonic() - self._progress_s > patience_s:
+                away = self._link is Link.AWAY
+                allowed_s = min(patience_s, RETURN_AT_EXIT_S) if away else patience_s
+                if time.monotonic() - self._progress_s > allowed_s:
                     break
                 self._changed.wait(0.1)
             self._abandoned = True
@@ -164,8 +168,8 @@ class Ship:
                 self._set_link(Link.REFUSED, f"internal error: {error}")
                 return
             with self._changed:
-                if not self._finished():
-                    self._changed.wait(wait_s)
+                # Only the end cuts the pause short: new items must not turn it into a storm.
+                self._changed.wait_for(self._finished, wait_s)
             wait_s = min(2 * wait_s, BACKOFF_S[1])
 
     def _finished(self) -> bool:

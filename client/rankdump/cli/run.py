@@ -44,7 +44,8 @@ def run(
     with ending_orderly(), embedded_daemon(keep_log=keep_daemon_log) as daemon:
         code = run_job(command, _armed(environ, daemon.address))
         view = _collected(daemon, plan)
-    _summarise(view, plan, code)
+        died = daemon.process.poll() is not None
+    _summarise(view, plan, code, daemon_died=died)
     return code
 
 
@@ -81,12 +82,13 @@ def _collected(daemon: Daemon, plan: DumpPlan) -> StatusView:
         return reader.status(Path(plan.output.root))
 
 
-def _summarise(view: StatusView, plan: DumpPlan, code: int) -> None:
+def _summarise(view: StatusView, plan: DumpPlan, code: int, *, daemon_died: bool) -> None:
     say([f"rankdump: {plan.output.root}"], err=True)
     if code in (NOT_FOUND, NOT_EXECUTABLE) and not view.sessions:
         return
     if not view.sessions and not view.iterations:
-        say([f"no rank connected: {_likely_cause(code)}"], err=True)
+        cause = "nothing was complete when the daemon died"
+        say([cause if daemon_died else f"no rank connected: {_likely_cause(code)}"], err=True)
         return
     show_table(summary_table(view, width=table_width(err=True)), err=True)
     say(sentences(view), err=True)

@@ -7,6 +7,7 @@ import logging
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -189,6 +190,23 @@ def test_no_agent_is_one_warning_and_a_count(tmp_path, address, caplog):
     session.close()
     assert len([r for r in caplog.records if "no agent at" in r.message]) == 1
     assert "3 tensors were not dumped: 3 not_taken_by_agent" in caplog.text
+
+
+def test_an_agent_that_leaves_and_returns_is_said_once_each(tmp_path, address, caplog):
+    caplog.set_level(logging.WARNING, "rankdump")
+    first = Running(address)
+    session = started(first, tmp_path)
+    session.dump("Add", "a", "input", 0, np.ones(1))
+    first.stop()
+    for slot in range(50):
+        session.dump("Add", "a", "input", slot, np.ones(1))
+        time.sleep(0.01)
+    second = Running(address)
+    session.close()
+    second.stop()
+    assert caplog.text.count("lost the agent at") == 1
+    assert caplog.text.count("is back") == 1
+    assert "not dumped" not in caplog.text
 
 
 def test_a_full_buffer_without_an_agent_never_waits(tmp_path, address, caplog):

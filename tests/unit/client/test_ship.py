@@ -94,6 +94,20 @@ def test_an_agent_that_comes_late_gets_everything(address: str, tmp_path):
         late.stop()
 
 
+def test_an_agent_that_went_away_is_said_once(running: Running, tmp_path, monkeypatch):
+    """Items that keep coming neither hurry the reconnecting nor repeat the news of it."""
+    watched = Watched(running.address, tmp_path)
+    watched.ship.start(5)
+    running.stop()
+    eventually(lambda: watched.ship.link is Link.AWAY)
+    for stamp in range(200):
+        watched.ship.submit(staged(b"x", stamp))
+        time.sleep(0.002)
+    assert len(watched.links) < 12
+    monkeypatch.setattr("rankdump.ship.RETURN_AT_EXIT_S", 0.1)
+    assert watched.ship.close(60) == 200
+
+
 def test_no_agent_at_all_leaves_the_records_counted(address: str, tmp_path):
     watched = Watched(address, tmp_path)
     watched.ship.start(5)
