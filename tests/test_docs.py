@@ -1,0 +1,44 @@
+"""What the documents tell people to type exists."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from rankdump.cli.commands import rankdump
+from rankdumpd.main import main as rankdumpd
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "deploy").glob("*")]
+
+
+def told(pattern: str) -> set[str]:
+    return {word for page in PAGES for word in re.findall(pattern, page.read_text())}
+
+
+def test_make_verbs():
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    verbs = told(r"^make ([a-z-]+)") | {"demo", "test"}
+    assert verbs <= targets
+
+
+def test_commands():
+    """Every `rankdump VERB` and `rankdumpd VERB` in a line of code is a command."""
+    assert told(r"[`\n ]rankdump ([a-z]+)[ `]") - {"on", "collects", "has"} <= set(
+        rankdump.commands
+    )
+    assert told(r"rankdumpd ([a-z]+)[ `]") <= set(rankdumpd.commands)
+    assert {"ls", "show", "order", "status", "run"} <= told(r"[`\n ]rankdump ([a-z]+)[ `]")
+
+
+def test_links():
+    for page in PAGES:
+        if page.suffix == ".md":
+            for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+                assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_benchmarks():
+    names = told(r"python -m bench ([a-z]+)")
+    assert names
+    assert all((ROOT / "bench" / f"{name}.py").exists() for name in names)
