@@ -6,6 +6,7 @@ import atexit
 import logging
 import os
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import wraps
@@ -77,7 +78,7 @@ class Session:
         self._pipeline: Pipeline | None = None
         self._hooks: list[IterationHook] = []
         self._begun = False  # by the script, rather than by default
-        self._open_operator: _OpenOperator | None = None
+        self._open: dict[int, _OpenOperator] = {}  # by thread: several may dump at once
         self._strict = plan is not None and plan.delivery.strict
         self._losses_told = 0
         self.closed = False
@@ -148,9 +149,7 @@ class Session:
             pipeline.lose(op_name, _SIDES[side], "unsupported_dtype")
             pipeline.warn_once(f"dump of {op_name}: {error}")
             return
-        if self._open_operator is None or self._open_operator.name != op_name:
-            self._finish_operator(pipeline)
-            self._open_operator = _OpenOperator(op_name, graph, pipeline.started())
+        self._open_operator(pipeline, op_name, graph)
         pipeline.observe(Observation(graph, op_type, op_name, _SIDES[side], slot, "", source))
 
     @never_raises
@@ -216,13 +215,21 @@ class Session:
             logger.error("rankdump: %s", error)
 
     def _end_iteration(self, pipeline: Pipeline, *, ran: bool) -> None:
-        self._finish_operator(pipeline)
+        for thread in list(self._open):
+            self._finish_operator(pipeline, thread)
         for hook in self._hooks:
             hook.iteration_ends(pipeline.iteration, pipeline.armed)
         pipeline.end_iteration(ran=ran)
 
-    def _finish_operator(self, pipeline: Pipeline) -> None:
-        operator, self._open_operator = self._open_operator, None
+    def _open_operator(self, pipeline: Pipeline, name: str, graph: int) -> None:
+        thread = threading.get_ident()
+        current = self._open.get(thread)
+        if current is None or current.name != name:
+            self._finish_operator(pipeline, thread)
+            self._open[thread] = _OpenOperator(name, graph, pipeline.started())
+
+    def _finish_operator(self, pipeline: Pipeline, thread: int) -> None:
+        operator = self._open.pop(thread, None)
         if operator is not None:
             pipeline.finished(operator.begun, graph=operator.graph, name=operator.name)
 

@@ -7,6 +7,7 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -248,6 +249,31 @@ def test_what_cannot_be_dumped_is_counted_and_training_goes_on(running, tmp_path
     assert (end.expected, dict(end.dropped)) == (2, {"unsupported_dtype": 1})
     assert "sideways" in caplog.text
     assert "builtins.str" in caplog.text
+
+
+def test_threads_dump_without_mixing(running, tmp_path):
+    """Law: every operator is one event with its own arrays, however threads take turns."""
+
+    def work(number: int) -> None:
+        for call in range(20):
+            for slot in range(3):
+                value = np.full(4, number * 1000 + call * 10 + slot)
+                session.dump("Add", f"t{number}/Add-op{call}", "output", slot, value)
+
+    with started(running, tmp_path) as session:
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    for record in records(running):
+        number, call = record.op_name[1:].split("/Add-op")
+        expected = int(number) * 1000 + int(call) * 10 + record.slot
+        assert set(np.frombuffer(record.data, "<i8").tolist()) == {expected}
+    assert len({r.timestamp_us for r in records(running)}) == len(records(running)) == 240
+    frames = [f.events for f in running.agent.frames if f.WhichOneof("body") == "events"]
+    names = [f.names[index] for f in frames for index in f.name]
+    assert len(names) == len(set(names)) == 80
 
 
 @pytest.mark.parametrize("name", ["../../x", "a\0b", "x" * 5000, "\ud800", "", "/", "日本"])
