@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor
-from torch.nn import Module
+from torch.nn import Module, Parameter
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
@@ -32,13 +32,16 @@ class Parameters:
     def __init__(self, model: Module, observer: Observer) -> None:
         self._model = model
         self._observer = observer
+        self._named: list[tuple[str, Parameter]] = []
         self._names: dict[int, str] = {}
         self._recorded: set[str] = set()
         self._handle: RemovableHandle | None = None
 
     def restart(self) -> None:
         """Observe the optimizers of an iteration that begins."""
-        self._names = {id(value): name for name, value in named_parameters(self._model)}
+        # One walk through the modules an iteration: it costs more than all that follows.
+        self._named = list(named_parameters(self._model))
+        self._names = {id(parameter): name for name, parameter in self._named}
         self._recorded.clear()
         if self._handle is None:
             self._handle = register_optimizer_step_pre_hook(self._before_step)
@@ -48,12 +51,14 @@ class Parameters:
         if self._handle is not None:
             self._handle.remove()
             self._handle = None
+        self._named = []
+        self._names = {}
 
     def finish(self) -> None:
         """Hand over what an ended iteration left: gradients not yet seen, then parameters."""
-        for name, parameter in named_parameters(self._model):
+        for name, parameter in self._named:
             self._gradient(name, parameter)
-        for name, parameter in named_parameters(self._model):
+        for name, parameter in self._named:
             leaf = Leaf(0, "parameter", parameter)
             self._observer.tensors(PARAMETER, name, Side.OUTPUT, [leaf])
 
