@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from rankdump.contract.errors import ConfigError
 from rankdump.contract.exchange import SessionRequest
 
+DEFAULT_AGENT = "unix:/run/rankdump/agent.sock"
+"""Where the agent of a host answers unless RANKDUMP_AGENT says otherwise."""
+
 # In each row the first variable that is set counts: torchrun's names, then MindSpore's, Open
 # MPI's and Slurm's, because an outer launcher's variables stay visible inside an inner one.
 _RANK = ("RANK", "RANK_ID", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")

@@ -19,7 +19,7 @@ from rankdump.contract.dialect import load
 from rankdump.contract.errors import ExhaustedError, RankdumpError, UnsupportedError
 from rankdump.contract.key import Side
 from rankdump.contract.plan import DumpPlan
-from rankdump.identity import Identity, identify, introduction
+from rankdump.identity import DEFAULT_AGENT, Identity, identify, introduction
 from rankdump.values import IterationHook, Observation
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("rankdump")
 
-DEFAULT_AGENT = "unix:///run/rankdump/agent.sock"
 _P = ParamSpec("_P")
 _SIDES = {side.value: side for side in Side}
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import click
 
+from rankdump.cli.config import config
 from rankdump.cli.ls import ls
 from rankdump.cli.order import order
 from rankdump.cli.run import run
@@ -29,7 +30,7 @@ def rankdump(context: click.Context) -> int:
     return BAD_USAGE
 
 
-for command in (run, status, ls, show, order):
+for command in (run, status, ls, show, order, config):
     rankdump.add_command(command)
 
 

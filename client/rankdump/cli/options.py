@@ -9,6 +9,7 @@ import click
 
 from rankdump.contract.dialect.iterations import parse_iterations
 from rankdump.contract.plan import Iterations
+from rankdump.identity import DEFAULT_AGENT
 
 TREE = click.Path(exists=True, file_okay=False, path_type=Path)
 """A dump tree: the folder that holds `rank_0` and its like."""
@@ -33,4 +34,4 @@ def iterations_of(
 
 def agent_address(given: str | None) -> str:
     """Return the agent's address: the option's, else the environment's, else the usual one."""
-    return given or os.environ.get("RANKDUMP_AGENT") or "unix:/run/rankdump/agent.sock"
+    return given or os.environ.get("RANKDUMP_AGENT") or DEFAULT_AGENT
