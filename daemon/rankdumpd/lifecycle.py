@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -53,7 +54,7 @@ def run(rooms: Sequence[Room], server: Door, *, drain_timeout_s: float) -> int:
 
     Rooms are listed in the order in which tensors pass through them.
     """
-    asked = _stop_signals()
+    asked = StopSignals()
     started: list[Room] = []
     try:
         for room in reversed(rooms):
@@ -69,6 +70,7 @@ def run(rooms: Sequence[Room], server: Door, *, drain_timeout_s: float) -> int:
         server.stop(_GRACE_S)
         for room in started:
             room.stop()
+        asked.close()
     _log.info("stopped")
     return 0
 
@@ -85,18 +87,39 @@ def stop_at_end_of(descriptor: int) -> None:
     threading.Thread(target=wait, name="rankdumpd-lifeline", daemon=True).start()
 
 
-def _stop_signals() -> threading.Event:
-    asked = threading.Event()
+class StopSignals:
+    """SIGTERM and SIGINT, waited for on a pipe.
 
-    def on_signal(number: int, _frame: FrameType | None) -> None:
-        if asked.is_set():
-            _log.error("second signal (%d): stopping at once", number)
+    An Event would not do: its lock may be held by the very thread that the handler interrupts,
+    and a signal that another thread receives would not wake a thread that waits for a lock.
+    """
+
+    def __init__(self) -> None:
+        self._asked = False
+        self._read_end, self._write_end = os.pipe()
+        os.set_blocking(self._write_end, False)
+        self._earlier_wakeup = signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
+        numbers = (signal.SIGTERM, signal.SIGINT)
+        self._earlier = {number: signal.signal(number, self._on_signal) for number in numbers}
+
+    def wait(self) -> None:
+        """Return once a signal has asked this process to stop."""
+        while not self._asked:
+            os.read(self._read_end, 64)
+
+    def close(self) -> None:
+        """Leave signals to whoever had them before."""
+        for number, handler in self._earlier.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._earlier_wakeup)
+        os.close(self._read_end)
+        os.close(self._write_end)
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        if self._asked:
+            os.write(sys.stderr.fileno(), b"second signal: stopping at once\n")
             os._exit(1)
-        asked.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, on_signal)
-    return asked
+        self._asked = True
 
 
 def _drain(rooms: Sequence[Room], timeout_s: float) -> None:
