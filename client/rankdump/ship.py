@@ -32,7 +32,13 @@ BACKOFF_S = (0.05, 5.0)
 RETURN_AT_EXIT_S = 10.0
 # Declarations are small, but an agent that never comes must not make them grow for ever.
 MAX_WAITING_DECLARATIONS = 10_000
-CHANNEL_OPTIONS = (("grpc.max_receive_message_length", 8 << 20), ("grpc.enable_http_proxy", 0))
+CHANNEL_OPTIONS = (
+    ("grpc.max_receive_message_length", 8 << 20),
+    ("grpc.enable_http_proxy", 0),
+    # A stream that gRPC itself repeats on another connection can end up without any answer; what
+    # is resent is decided here.
+    ("grpc.enable_retries", 0),
+)
 
 
 class Link(Enum):

@@ -198,6 +198,8 @@ def test_an_agent_that_leaves_and_returns_is_said_once_each(tmp_path, address, c
     first = Running(address)
     session = started(first, tmp_path)
     session.dump("Add", "a", "input", 0, np.ones(1))
+    while not first.agent.committed:
+        time.sleep(0.01)
     first.stop()
     for slot in range(50):
         session.dump("Add", "a", "input", slot, np.ones(1))

@@ -98,6 +98,8 @@ def test_an_agent_that_went_away_is_said_once(running: Running, tmp_path, monkey
     """Items that keep coming neither hurry the reconnecting nor repeat the news of it."""
     watched = Watched(running.address, tmp_path)
     watched.ship.start(5)
+    watched.ship.submit(staged(b"first"))
+    eventually(lambda: watched.taken)
     running.stop()
     eventually(lambda: watched.ship.link is Link.AWAY)
     for stamp in range(200):
