@@ -176,6 +176,9 @@ class Pipeline:
             self.warn_once(f"nothing was dumped: {reason}")
         if left:
             self._lost["not_taken_by_agent"] += left
+        if self._ship.lost_declarations:
+            count = self._ship.lost_declarations
+            self.warn_once(f"{count} batches of events and ends of iterations were not sent")
         lost = +self._lost
         if lost:
             listed = ", ".join(f"{count} {name}" for name, count in lost.most_common())

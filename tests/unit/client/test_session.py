@@ -212,6 +212,17 @@ def test_an_agent_that_leaves_and_returns_is_said_once_each(tmp_path, address, c
     assert "not dumped" not in caplog.text
 
 
+def test_declarations_that_nobody_took_are_counted(tmp_path, address, caplog, monkeypatch):
+    monkeypatch.setattr("rankdump.ship.MAX_WAITING_DECLARATIONS", 2)
+    session = rankdump.Session(plan(tmp_path), agent=address)
+    for i in range(3):
+        session.step(i)
+        session.dump("Add", "a", "input", 0, np.ones(1))
+    session.close()
+    # Events and end of three iterations, and the goodbye: 7 in all, 2 of them kept.
+    assert "5 batches of events and ends of iterations were not sent" in caplog.text
+
+
 def test_a_full_buffer_without_an_agent_never_waits(tmp_path, address, caplog):
     session = rankdump.Session(plan(tmp_path, buffer_bytes=8, block_timeout_s=600), agent=address)
     for slot in range(50):
