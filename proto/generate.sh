@@ -9,4 +9,6 @@ out=$2
     --python_out="$out" --grpc_python_out="$out" --mypy_out="$out" --mypy_grpc_out="$out" \
     proto/rankdump/wire/v1/*.proto
 # Files without a service leave an empty stub behind.
-rm -f "$out"/rankdump/wire/v1/events_pb2_grpc.py* "$out"/rankdump/wire/v1/status_pb2_grpc.py*
+for name in events status model; do
+    rm -f "$out/rankdump/wire/v1/${name}_pb2_grpc.py" "$out/rankdump/wire/v1/${name}_pb2_grpc.pyi"
+done

@@ -25,7 +25,7 @@ def test_make_verbs():
 
 def test_commands():
     """Every `rankdump VERB` and `rankdumpd VERB` in a line of code is a command."""
-    assert told(r"(?:`|^|\$ )rankdump ([a-z]+)") == set(rankdump.commands)
+    assert told(r"(?:`|^|\$ )rankdump ([a-z][a-z-]*)") == set(rankdump.commands)
     assert told(r"(?:`|^|\$ )rankdumpd ([a-z]+)") == set(rankdumpd.commands)
 
 

@@ -6,8 +6,25 @@ MINDSPORE_DUMP_CONFIG, names; without one, both lines cost nothing.
     session = rankdump.attach(model)
     for i, batch in enumerate(batches):
         session.step(i)
+
+What was written is read back with `rankdump.open(path)`.
 """
 
-from rankdump.session import Session, attach
+from typing import TYPE_CHECKING
 
-__all__ = ["Session", "attach"]
+from rankdump.session import Session, attach, dump_start, dump_stop, set_dump
+
+__all__ = ["Session", "attach", "dump_start", "dump_stop", "open", "set_dump"]
+
+if TYPE_CHECKING:
+    # The public name is the one that `h5py` and others of its kind have.
+    from rankdump.reader import open as open  # noqa: A004
+else:
+
+    def __getattr__(name: str) -> object:
+        """Load what reads trees only when somebody asks for it."""
+        if name == "open":
+            from rankdump import reader
+
+            return reader.open
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -111,6 +111,12 @@ class Ship:
         """Whether the session is saying goodbye."""
         return self._closing
 
+    @property
+    def busy(self) -> bool:
+        """Whether anything waits for the agent to take it."""
+        with self._changed:
+            return bool(self._waiting())
+
     def idle_s(self) -> float:
         """Return seconds since the agent last took something, or since nothing was waiting."""
         with self._changed:

@@ -7,16 +7,13 @@ compresses, never waits for the network longer than the plan allows.
 from __future__ import annotations
 
 import threading
-import time
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
-from rankdump.contract.exchange import IterationEnd, RecordHead
-from rankdump.contract.key import TensorKey
-from rankdump.values import Observation, Staged
+from rankdump.contract.exchange import RecordHead
+from rankdump.values import Staged, TensorSource
 
-BUFFER_FULL = "buffer_full"
+HEAD_BYTES = 512
+"""About what a record takes without its elements: what is smaller is charged as much."""
 
 
 class Budget:
@@ -51,90 +48,27 @@ class Budget:
             self._freed.notify_all()
 
 
-@dataclass(slots=True)
-class Tally:
-    """The balance of one iteration so far."""
-
-    expected: int = 0
-    dropped: Counter[str] = field(default_factory=Counter[str])
-    stall_ns: int = 0
-
-
 class Stage:
-    """Copies tensors in and keeps the balance; safe to use from several threads."""
+    """Makes room for records and copies tensors in; safe to use from several threads."""
 
-    def __init__(
-        self,
-        *,
-        rank: int,
-        net_name: str,
-        budget: Budget,
-        patience_s: Callable[[], float],
-        clock_us: Callable[[], int],
-    ) -> None:
-        self._rank = rank
-        self._net_name = net_name
+    def __init__(self, *, budget: Budget, patience_s: Callable[[], float]) -> None:
         self._budget = budget
         self._patience_s = patience_s
-        self._clock_us = clock_us
-        self._lock = threading.Lock()
-        self._last_us = 0
-        self._tallies: dict[int, Tally] = {}
 
-    def take(self, observation: Observation, iteration: int) -> Staged | None:
-        """Copy a kept tensor; None when it became a counted drop."""
-        begun_ns = time.perf_counter_ns()
-        source = observation.tensor
-        staged = None
-        if self._budget.acquire(source.byte_count, self._patience_s):
-            try:
-                data = memoryview(bytearray(source.byte_count))
-                source.copy_into(data)
-                staged = Staged(self._head(observation, iteration), data)
-            finally:
-                if staged is None:
-                    self._budget.release(source.byte_count)
-        with self._lock:
-            tally = self._tally(iteration)
-            tally.expected += 1
-            tally.stall_ns += time.perf_counter_ns() - begun_ns
-            if staged is None:
-                tally.dropped[BUFFER_FULL] += 1
-        return staged
+    def admit(self, head: RecordHead) -> bool:
+        """Hold room for a record, until `release`; False when the buffer stayed full."""
+        return self._budget.acquire(_charge(head), self._patience_s)
 
-    def lose(self, iteration: int, reason: str) -> None:
-        """Count a selected tensor that never got here."""
-        with self._lock:
-            tally = self._tally(iteration)
-            tally.expected += 1
-            tally.dropped[reason] += 1
+    def release(self, head: RecordHead) -> None:
+        """Give a record's room back."""
+        self._budget.release(_charge(head))
 
-    def settle(self, iteration: int) -> IterationEnd:
-        """Close the balance of an iteration and return it."""
-        with self._lock:
-            tally = self._tallies.pop(iteration, Tally())
-        return IterationEnd(iteration, tally.expected, dict(tally.dropped), tally.stall_ns // 1000)
+    def copy(self, head: RecordHead, source: TensorSource) -> Staged:
+        """Copy the elements of an admitted record."""
+        data = memoryview(bytearray(head.data_bytes))
+        source.copy_into(data)
+        return Staged(head, data)
 
-    def _tally(self, iteration: int) -> Tally:
-        return self._tallies.setdefault(iteration, Tally())
 
-    def _head(self, observation: Observation, iteration: int) -> RecordHead:
-        source = observation.tensor
-        key = TensorKey(
-            rank=self._rank,
-            net_name=self._net_name,
-            graph=observation.graph,
-            iteration=iteration,
-            timestamp_us=self._stamp(),
-            op_type=observation.op_type,
-            op_name=observation.op_name,
-            side=observation.side,
-            slot=observation.slot,
-        )
-        return RecordHead(key, source.dtype, source.shape, source.byte_count, observation.argument)
-
-    def _stamp(self) -> int:
-        # Unique and rising even when the clock stands still or steps back: it names the file.
-        with self._lock:
-            self._last_us = max(self._last_us + 1, self._clock_us())
-            return self._last_us
+def _charge(head: RecordHead) -> int:
+    return max(head.data_bytes, HEAD_BYTES)

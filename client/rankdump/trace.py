@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 
 from rankdump.contract.events import Event, EventColumns, EventKind, ProcessGroup
@@ -22,15 +23,21 @@ def now_us() -> int:
 
 
 class Trace:
-    """The program of one rank; safe to use from several threads."""
+    """The program of one rank; safe to use from several threads.
 
-    def __init__(self, clock_us: Callable[[], int] = now_us) -> None:
+    With `keep_last` no more than that many events wait, and the oldest are given up first.
+    """
+
+    def __init__(
+        self, clock_us: Callable[[], int] = now_us, *, keep_last: int | None = None
+    ) -> None:
         self._clock_us = clock_us
         self._lock = threading.Lock()
         self._position = 0
         self._iteration = 0
         self._before = (0, 0)
-        self._pending: list[Event] = []
+        self._pending: deque[Event] = deque(maxlen=keep_last)
+        self._given_up = 0
         self._groups: dict[str, ProcessGroup] = {}
 
     def begin_iteration(self, iteration: int) -> None:
@@ -38,6 +45,7 @@ class Trace:
         with self._lock:
             self._before = (self._position, self._iteration)
             self._iteration = iteration
+            self._given_up = 0
 
     def started(self) -> tuple[int, int]:
         """Advance the program by one event; return its position and the time."""
@@ -54,6 +62,7 @@ class Trace:
             what = collective or _OPERATOR
             if collective is not None:
                 self._groups[collective.group.name] = collective.group
+            self._given_up += len(self._pending) == self._pending.maxlen
             self._pending.append(
                 Event(
                     graph=graph,
@@ -74,9 +83,20 @@ class Trace:
             )
             return len(self._pending) >= FLUSH_EVENTS
 
+    @property
+    def given_up(self) -> int:
+        """Events of the running iteration that gave way to later ones."""
+        return self._given_up
+
+    def discard(self) -> None:
+        """Forget the pending events."""
+        with self._lock:
+            self._pending.clear()
+
     def take(self) -> EventColumns | None:
         """Hand over the pending events; None when there are none."""
         with self._lock:
-            events, self._pending = self._pending, []
+            events = list(self._pending)
+            self._pending.clear()
             groups = tuple(self._groups.values())
         return EventColumns.of(events, groups) if events else None

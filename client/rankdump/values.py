@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from rankdump.contract.events import EventKind, ProcessGroup
 from rankdump.contract.exchange import RecordHead
+from rankdump.contract.graph import GraphNode, GraphParameter
 from rankdump.contract.key import Side
+from rankdump.contract.plan import Precision
 
 
 class TensorSource(Protocol):
@@ -32,6 +35,30 @@ class TensorSource(Protocol):
         """Write the elements into `byte_count` writable bytes, C order, little endian."""
         ...
 
+    def head(self, count: int) -> TensorSource:
+        """Return the first elements in C order, as a tensor of one dimension."""
+        ...
+
+    def finite(self) -> bool:
+        """Return whether no element is NaN or infinite; always so for types that have none."""
+        ...
+
+    def changed(self) -> bool:
+        """Return whether the elements are known to have changed since this source was made."""
+        ...
+
+    def figures(self, items: tuple[str, ...], precision: Precision) -> Deferred | None:
+        """Start computing statistics on the accelerator; None when the tensor is in host memory."""
+        ...
+
+
+class Deferred(Protocol):
+    """Statistics that are still on an accelerator."""
+
+    def read(self, others: Sequence[Deferred]) -> list[tuple[str, ...]]:
+        """Return the texts of these others of its own kind, read back all at once."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Observation:
@@ -46,6 +73,8 @@ class Observation:
     argument: str
     """Where in the call the tensor stood: `args.0`, `kwargs.mask`, `out.hidden`."""
     tensor: TensorSource
+    constant: bool = False
+    """It never changes: kept once for its graph."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +128,43 @@ class Recorder(Protocol):
 
     def lose(self, op_name: str, side: Side, reason: str) -> None:
         """Count a tensor that could not be read, if the plan selects it."""
+        ...
+
+    def settled(self, op_name: str, *, raised: bool = False) -> None:
+        """Say that one call of an operator is over: all its tensors were handed over.
+
+        A plan that keeps operators with an overflow, or the one that raised, decides here.
+        """
+        ...
+
+    def mark(self, graph: int, names: frozenset[str]) -> None:
+        """Say which operators of a graph the script marked with `set_dump`.
+
+        Names are scopes without the type and number of a call, as
+        `network-Net/conv1-Conv2d`, and dotted names of parameters.
+        """
+        ...
+
+    @property
+    def describing(self) -> bool:
+        """Whether operators are to be described now: in the first armed iteration."""
+        ...
+
+    def describe(self, graph: int, node: GraphNode) -> None:
+        """Take an operator's part in the graph; the first description of a name counts."""
+        ...
+
+    def describe_parameter(self, graph: int, parameter: GraphParameter) -> None:
+        """Take a parameter's part in the graph."""
+        ...
+
+    @property
+    def wants_arguments(self) -> bool:
+        """Whether the plan keeps the arguments of operators, in this iteration."""
+        ...
+
+    def arguments(self, graph: int, op_type: str, op_name: str, values: Mapping[str, str]) -> None:
+        """Take what an operator was configured with, if the plan selects the operator."""
         ...
 
     def started(self) -> tuple[int, int]:

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from rankdump.contract.plan import Delivery, DumpPlan, Output, Selection
+from rankdump.contract.plan import Content, Delivery, DumpPlan, Output, Selection
 from rankdump.wire.v1 import agent_pb2, agent_pb2_grpc
 from rankdumpd.agent.service import Agent
 from rankdumpd.server import Server
@@ -177,7 +177,10 @@ class Rank:
     pid: int = 4711
     codec: str = "zstd"
     selection: Selection = field(default_factory=Selection)
+    content: Content = field(default_factory=Content)
     delivery: Delivery = field(default_factory=Delivery)
+    profile: str = "ms2.3"
+    device_target: str = "CPU"
     root_text: str = ""
     config_source: bytes = b'{"common_dump_settings": {}}'
     channel: grpc.Channel = field(init=False)
@@ -189,8 +192,9 @@ class Rank:
         self.stub = agent_pb2_grpc.AgentServiceStub(self.channel)
 
     def open(self) -> agent_pb2.OpenSessionResponse:
-        output = Output(root=self.root_text or str(self.root), codec=self.codec)
-        plan = DumpPlan(output=output, selection=self.selection, delivery=self.delivery)
+        root = self.root_text or str(self.root)
+        output = Output(root=root, codec=self.codec, profile=self.profile)
+        plan = DumpPlan(output, self.selection, self.content, self.delivery)
         response = self.stub.OpenSession(
             agent_pb2.OpenSessionRequest(
                 job_id=self.job_id,
@@ -201,7 +205,7 @@ class Rank:
                 host="here",
                 pid=self.pid,
                 framework="none 0",
-                device_target="CPU",
+                device_target=self.device_target,
                 plan_json=plan.to_json(),
                 config_source=self.config_source,
             ),

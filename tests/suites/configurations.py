@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -28,8 +29,19 @@ COMMON: dict[str, object] = {
 E2E: dict[str, object] = {"enable": True, "trans_flag": True}
 
 
-def changed(base: Mapping[str, object], key: str, value: object) -> dict[str, object]:
-    return {**base, key: value} if value is not ABSENT else {k: base[k] for k in base if k != key}
+def body_of(
+    *, common: Mapping[str, object] = {}, e2e: object = {}, own: Mapping[str, object] = {}
+) -> dict[str, object]:
+    """The base configuration with changes; ABSENT takes a key, or the e2e section, away."""
+    body: dict[str, object] = {"common_dump_settings": merged(COMMON, common)}
+    if e2e is not ABSENT:
+        changes = cast("dict[str, object] | None", e2e if isinstance(e2e, dict) else None)
+        body["e2e_dump_settings"] = e2e if changes is None else merged(E2E, changes)
+    return body | ({"rankdump": own} if own else {})
+
+
+def merged(base: Mapping[str, object], changes: Mapping[str, object]) -> dict[str, object]:
+    return {key: value for key, value in {**base, **changes}.items() if value is not ABSENT}
 
 
 def load_text(folder: Path, text: str | bytes, environ: Mapping[str, str] = {}) -> DumpPlan:
@@ -45,7 +57,7 @@ def load_body(folder: Path, body: object, environ: Mapping[str, str] = {}) -> Du
 
 
 def load_common(folder: Path, **changes: object) -> DumpPlan:
-    return load_body(folder, {"common_dump_settings": {**COMMON, **changes}})
+    return load_body(folder, body_of(common=changes))
 
 
 def refusal(folder: Path, body: object, environ: Mapping[str, str] = {}) -> ConfigError:

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
 from rankdump.codec import codec_named
 from rankdump.contract import npy
+from rankdump.contract.exchange import RecordHead
 from rankdump.contract.key import Side, TensorKey
 from rankdump.contract.layout import mindspore_sync as layout
+from rankdump.contract.layout import statistic_csv
+from rankdump.contract.layout.profile import DEFAULT_PROFILE, Profile
 from rankdump.contract.manifest import Manifest, ManifestRecord, manifest_name
+from rankdump.contract.statistics import DEFAULT_ITEMS, figures
 from rankdump.contract.status import IterationStatus
 
 
 @dataclass
 class TreeBuilder:
-    """Writes tensors and manifests the way an agent would leave them."""
+    """Writes tensors, tables, graphs and manifests the way an agent would leave them."""
 
     root: Path
+    profile: Profile = DEFAULT_PROFILE
+    items: tuple[str, ...] = DEFAULT_ITEMS
+    """Columns of the tables."""
+    device_target: str = "CPU"
     records: dict[tuple[int, int], list[ManifestRecord]] = field(default_factory=dict)
     clock_us: int = 1_700_000_000_000_000
 
@@ -32,17 +40,21 @@ class TreeBuilder:
         *,
         side: Side = Side.OUTPUT,
         slot: int = 0,
+        graph: int = 0,
         codec: str = "zstd",
         dtype: str = "",
+        op_type: str = "",
+        constant: bool = False,
+        tabled: bool = False,
     ) -> Path:
-        """Write one tensor; `dtype` is the original type where it differs from the stored one."""
-        self.clock_us += 10
-        op_type = op_name.rsplit("/", 1)[-1].rsplit("-", 1)[0]
-        key = TensorKey(
-            rank, "Net", 0, iteration, self.clock_us, op_type, op_name, side=side, slot=slot
-        )
+        """Write one tensor; `dtype` is the original type where it differs from the stored one.
+
+        With `tabled` its row as well, as `saved_data: full` does.
+        """
+        head = self._head(rank, iteration, op_name, values, side, slot, graph, dtype, op_type)
+        head = replace(head, key=replace(head.key, constant=constant))
         packer = codec_named(codec)
-        place = layout.place_of(key, packer.suffix)
+        place = layout.place_of(head.key, packer.suffix, self.profile)
         path = self.root / place.path
         path.parent.mkdir(parents=True, exist_ok=True)
         if place.mapped_from:
@@ -50,19 +62,91 @@ class TreeBuilder:
                 mapping.write(f"{place.name},{place.mapped_from}\n")
         parts = packer.encode([npy.header(values.dtype.str, values.shape), values.tobytes()])
         path.write_bytes(b"".join(parts))
-        self.records.setdefault((rank, iteration), []).append(
+        self._remember(head, path=place.path, bytes_stored=path.stat().st_size)
+        if tabled:
+            self._append_row(head, values)
+        return path
+
+    def row(
+        self,
+        rank: int,
+        iteration: int,
+        op_name: str,
+        values: np.ndarray,
+        *,
+        side: Side = Side.OUTPUT,
+        slot: int = 0,
+        graph: int = 0,
+        op_type: str = "",
+    ) -> Path:
+        """Write one row and no tensor, as `saved_data: statistic` does; return the table."""
+        head = self._head(rank, iteration, op_name, values, side, slot, graph, "", op_type)
+        self._remember(head, path="", bytes_stored=0)
+        return self._append_row(head, values)
+
+    def graph(self, rank: int, text: str, *, graph: int = 0) -> Path:
+        """Write a graph as `.ir` text."""
+        folder = self.root / layout.rank_folder(rank) / layout.GRAPH_FOLDER
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"ms_output_trace_code_graph_{graph}.ir"
+        path.write_text(text)
+        return path
+
+    def _head(
+        self,
+        rank: int,
+        iteration: int,
+        op_name: str,
+        values: np.ndarray,
+        side: Side,
+        slot: int,
+        graph: int,
+        dtype: str,
+        op_type: str,
+    ) -> RecordHead:
+        self.clock_us += 10
+        held = dtype or values.dtype.name
+        key = TensorKey(
+            rank,
+            "Net",
+            graph,
+            iteration,
+            self.clock_us,
+            op_type or op_name.rsplit("/", 1)[-1].rsplit("-", 1)[0],
+            op_name,
+            side=side,
+            slot=slot,
+            element=self.profile.element_of(held, self.device_target),
+        )
+        return RecordHead(key, held, values.shape, values.nbytes)
+
+    def _remember(self, head: RecordHead, *, path: str, bytes_stored: int) -> None:
+        key = head.key
+        self.records.setdefault((key.rank, key.iteration), []).append(
             ManifestRecord(
-                path=place.path,
-                op_type=op_type,
-                op_name=op_name,
+                path=path,
+                timestamp_us=key.timestamp_us,
+                op_type=key.op_type,
+                op_name=key.op_name,
                 argument="",
-                dtype=dtype or values.dtype.name,
-                shape=values.shape,
-                bytes_in=values.nbytes,
-                bytes_stored=path.stat().st_size,
+                dtype=head.dtype,
+                shape=head.shape,
+                bytes_in=head.byte_count,
+                bytes_stored=bytes_stored,
                 digest="",
             )
         )
+
+    def _append_row(self, head: RecordHead, values: np.ndarray) -> Path:
+        items = statistic_csv.items_of(self.items, self.profile)
+        texts = figures(items, values.dtype.name, memoryview(values.tobytes()))
+        path = self.root / layout.tensor_folder(head.key) / layout.STATISTIC_FILE
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = not path.exists()
+        with path.open("a") as table:
+            if fresh:
+                table.write(statistic_csv.header(items) + "\n")
+            table.write(statistic_csv.row(head, texts, self.profile) + "\n")
         return path
 
     def complete(

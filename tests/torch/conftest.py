@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 
@@ -13,6 +13,7 @@ import torch
 
 from rankdump.adapters.torch import attach
 from rankdump.contract.dtypes import element_type
+from rankdump.contract.graph import GraphNode, GraphParameter
 from rankdump.contract.key import Side
 from rankdump.values import Collective, IterationHook, Observation
 
@@ -29,6 +30,7 @@ class Taken:
     dtype: str
     shape: tuple[int, ...]
     data: bytes
+    constant: bool = False
 
     @property
     def array(self) -> np.ndarray:
@@ -56,6 +58,15 @@ class FakeRecorder:
     events: list[Finished] = field(default_factory=list)
     lost: list[tuple[str, Side, str]] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    settlements: list[tuple[str, bool]] = field(default_factory=list)
+    settled_with: dict[str, int] = field(default_factory=dict)
+    """Tensors of an operator that were there when it was settled."""
+    marks: list[frozenset[str]] = field(default_factory=list)
+    describing: bool = False
+    nodes: dict[str, GraphNode] = field(default_factory=dict)
+    parameters: dict[str, GraphParameter] = field(default_factory=dict)
+    wants_arguments: bool = False
+    configured: dict[str, dict[str, str]] = field(default_factory=dict)
     asked: int = 0
     position: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -79,11 +90,30 @@ class FakeRecorder:
                     source.dtype,
                     source.shape,
                     bytes(data),
+                    observation.constant,
                 )
             )
 
     def lose(self, op_name: str, side: Side, reason: str) -> None:
         self.lost.append((op_name, side, reason))
+
+    def settled(self, op_name: str, *, raised: bool = False) -> None:
+        with self.lock:
+            self.settlements.append((op_name, raised))
+            self.settled_with[op_name] = sum(taken.op_name == op_name for taken in self.taken)
+
+    def mark(self, graph: int, names: frozenset[str]) -> None:
+        self.marks.append(names)
+
+    def describe(self, graph: int, node: GraphNode) -> None:
+        self.nodes.setdefault(node.name, node)
+
+    def describe_parameter(self, graph: int, parameter: GraphParameter) -> None:
+        self.parameters.setdefault(parameter.name, parameter)
+
+    def arguments(self, graph: int, op_type: str, op_name: str, values: Mapping[str, str]) -> None:
+        assert op_name not in self.configured
+        self.configured[op_name] = dict(values)
 
     def started(self) -> tuple[int, int]:
         with self.lock:
@@ -116,15 +146,58 @@ class FakeRecorder:
         """Events in program order."""
         return [event.name for event in sorted(self.events, key=lambda event: event.position)]
 
+    @property
+    def names_by_end(self) -> list[str]:
+        """Events in the order in which they completed."""
+        return [event.name for event in self.events if not event.name.startswith("Gradients/")]
+
     def one(self, op_name: str, side: str, slot: int = 0) -> Taken:
         found = [t for t in self.taken if (t.op_name, t.side, t.slot) == (op_name, side, slot)]
         assert len(found) == 1, f"{len(found)} of {op_name} {side} {slot} in {self.keys}"
         return found[0]
 
 
+@dataclass
+class Deciding(FakeRecorder):
+    """The smallest recorder that decides by how a call ended.
+
+    It notes which operators overflowed. By reference, it reads what an operator that raised was
+    given, and forgets the rest.
+    """
+
+    held: dict[str, list[Observation]] = field(default_factory=dict)
+    overflowed: set[str] = field(default_factory=set)
+    raised: list[str] = field(default_factory=list)
+    by_reference: bool = False
+
+    def observe(self, observation: Observation) -> None:
+        name = observation.op_name
+        if self.by_reference:
+            self.held.setdefault(name, []).append(observation)
+            return
+        super().observe(observation)
+        if observation.side is Side.OUTPUT and not observation.tensor.finite():
+            self.overflowed.add(name)
+
+    def settled(self, op_name: str, *, raised: bool = False) -> None:
+        for observation in self.held.pop(op_name, []):
+            if raised and not observation.tensor.changed():
+                super().observe(observation)
+            elif raised:
+                self.lose(op_name, observation.side, "changed_in_place")
+        if raised:
+            self.raised.append(op_name)
+        super().settled(op_name, raised=raised)
+
+
 @pytest.fixture
 def recorder() -> FakeRecorder:
     return FakeRecorder()
+
+
+@pytest.fixture
+def deciding() -> Deciding:
+    return Deciding()
 
 
 @pytest.fixture(autouse=True)

@@ -128,6 +128,26 @@ def test_calls_are_numbered_per_iteration(recorder) -> None:
     assert recorder.names == names
 
 
+def test_an_iteration_may_be_armed_twice(recorder) -> None:
+    """Switched off and on again within an iteration, calls are numbered on and no gradient is
+    handed over again."""
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters())
+    hook = attach(model, recorder, 0)
+    for armed in (True, False, True):
+        hook.iteration_begins(5, armed)
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    hook.iteration_ends(5, armed=True)
+    hook.iteration_begins(6, armed=True)
+    model(torch.ones(1, 2))
+    hook.detach()
+    forward = [name[-3:] for name in recorder.names if name.startswith("Default/")]
+    assert forward == ["op0", "op1", "op0"]
+    assert recorder.keys.count(("Gradients/weight", "output", 0)) == 1
+    assert recorder.keys.count(("weight", "output", 0)) == 1
+
+
 class Recursive(nn.Module):
     def forward(self, x: Tensor, depth: int) -> Tensor:
         return self(x + 1, depth - 1) * 2 if depth else x

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from rankdump.contract.dtypes import element_type
+from rankdump.contract.dtypes import as_stored, element_type
 from rankdump.contract.errors import UnsupportedError
+from rankdump.contract.plan import Precision
+from rankdump.values import Deferred
 
 
 class ArraySource:
-    """A numpy array, or anything `numpy.asarray` takes without copying."""
+    """A numpy array, or anything `numpy.asarray` takes without copying.
+
+    It is a view, not a copy: its elements are those at the time of reading. Strings, objects and
+    times raise UnsupportedError: no npy file holds them without code that runs on loading.
+    """
 
     def __init__(self, array: npt.ArrayLike) -> None:
         self._array: npt.NDArray[Any] = np.asarray(array)
@@ -43,3 +49,26 @@ class ArraySource:
         if not self.byte_count:
             return
         np.copyto(np.frombuffer(target, self._little).reshape(self.shape), self._array)
+
+    def head(self, count: int) -> ArraySource:
+        """Return a copy of the first elements in C order, as an array of one dimension."""
+        return ArraySource(cast("npt.NDArray[Any]", self._array.flat[:count]))
+
+    def finite(self) -> bool:
+        """Return whether no element is NaN or infinite."""
+        if self._array.dtype.kind in "biu":
+            return True
+        if not self._type.widened:
+            return bool(np.isfinite(self._array).all())
+        data = memoryview(bytearray(self.byte_count))
+        self.copy_into(data)
+        wide = np.frombuffer(as_stored(self.dtype, data), self._type.descr)
+        return bool(np.isfinite(wide).all())
+
+    def changed(self) -> bool:
+        """Return False: an array keeps no record of changes."""
+        return False
+
+    def figures(self, items: tuple[str, ...], precision: Precision) -> Deferred | None:
+        """Return None: an array lies in host memory."""
+        return None

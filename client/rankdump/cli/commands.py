@@ -9,10 +9,12 @@ from collections.abc import Sequence
 import click
 
 from rankdump.cli.config import config
+from rankdump.cli.find_source import find_source
 from rankdump.cli.ls import ls
 from rankdump.cli.order import order
 from rankdump.cli.run import run
 from rankdump.cli.show import show
+from rankdump.cli.stats import stats
 from rankdump.cli.status import status
 from rankdump.contract.errors import ConfigError, RankdumpError, UnavailableError
 
@@ -30,7 +32,7 @@ def rankdump(context: click.Context) -> int:
     return BAD_USAGE
 
 
-for command in (run, status, ls, show, order, config):
+for command in (run, status, ls, show, stats, find_source, order, config):
     rankdump.add_command(command)
 
 

@@ -9,9 +9,11 @@ from pathlib import Path
 import click
 
 from rankdump.cli.screen import say
-from rankdump.cli.text import size
+from rankdump.cli.text import counted, size
 from rankdump.contract import dialect
-from rankdump.contract.plan import DumpPlan, Operators
+from rankdump.contract.layout.profile import PROFILES
+from rankdump.contract.layout.statistic_csv import items_of
+from rankdump.contract.plan import Content, DumpPlan, Operators, Output, Selection
 
 
 @click.group(no_args_is_help=False)
@@ -25,7 +27,8 @@ def config() -> None:
 def check(file: Path, as_json: bool) -> int:
     """Print the plan that FILE makes, or the key at fault.
 
-    The variables that change a plan, such as RANKDUMP_OUTPUT, count as they do in a job.
+    The variables that change a plan, such as RANKDUMP_OUTPUT, count as they do in a job. What is
+    accepted but will surprise follows as warnings.
     """
     plan, _ = dialect.load(file, os.environ)
     if as_json:
@@ -34,37 +37,79 @@ def check(file: Path, as_json: bool) -> int:
     facts = described(plan)
     width = max(map(len, facts)) + 2
     say(f"{name + ':':<{width}}{value}" for name, value in facts.items())
+    say(f"warning: {text}" for text in plan.warnings)
     return 0
 
 
 def described(plan: DumpPlan) -> dict[str, str]:
     """Return a plan in words, line by line."""
     selection, output, delivery = plan.selection, plan.output, plan.delivery
-    devices = selection.devices
-    sides = {"inputs": selection.inputs, "outputs": selection.outputs}
     full = delivery.on_full
     if full == "block":
         full += f", for {delivery.block_timeout_s:g} s without progress, then drop"
     return {
         "dialect": plan.dialect,
         "tree": f"{output.root} (layout {output.layout}, codec {output.codec})",
+        "profile": f"{output.profile} (as MindSpore {PROFILES[output.profile].version} writes)",
         "net name": output.net_name,
-        "iterations": selection.iterations.text,
-        "devices": "all" if devices is None else ", ".join(map(str, devices)) or "none",
+        "iterations": _iterations(selection),
+        "devices": _devices(selection),
         "operators": _operators(selection.operators),
-        "sides": " and ".join(side for side, wanted in sides.items() if wanted),
+        "sides": _sides(selection),
+        "kept": _trigger(selection),
+        **_content(plan.content, output),
         "buffer": f"{size(delivery.buffer_bytes)} a rank; when full: {full}",
         "durability": delivery.durability + (", strict" if delivery.strict else ""),
         "modes": f"files {output.file_mode:04o}, folders {output.folder_mode:04o}",
     }
 
 
+def _iterations(selection: Selection) -> str:
+    first = selection.initial_iteration
+    return selection.iterations.text + (f"; the first of the job is {first}" if first else "")
+
+
+def _devices(selection: Selection) -> str:
+    devices = selection.devices
+    return "all" if devices is None else ", ".join(map(str, devices)) or "none"
+
+
 def _operators(operators: Operators) -> str:
     if operators.everything:
         return "all"
+    if operators.marked:
+        return "those that the script marks with rankdump.set_dump"
     parts = [
         *(f"type {kind}" for kind in operators.types),
         *operators.names,
         *(f"name-regex({pattern})" for pattern in operators.patterns),
     ]
     return ", ".join(parts) or "none"
+
+
+def _sides(selection: Selection) -> str:
+    sides = {"inputs": selection.inputs, "outputs": selection.outputs}
+    return " and ".join(side for side, wanted in sides.items() if wanted)
+
+
+def _trigger(selection: Selection) -> str:
+    if selection.trigger == "exception":
+        return "inputs of the operator that raises"
+    if selection.trigger == "always":
+        return "every selected tensor"
+    limit = selection.overflow_limit
+    until = f"; a rank stops after {counted(limit, 'such operator')}" if limit else ""
+    return f"tensors of operators with an output that is not finite{until}"
+
+
+def _content(content: Content, output: Output) -> dict[str, str]:
+    saved = {"tensor": "tensors", "statistic": "statistics", "full": "tensors and statistics"}
+    facts = {"saved": saved[content.saved]}
+    if content.tabulated:
+        items = ", ".join(items_of(content.statistics, PROFILES[output.profile])) or "no column"
+        where = f"device, {content.precision} precision" if content.on_device else "host"
+        facts["statistics"] = f"{items} (computed on the {where})"
+    largest = content.sample_elements
+    facts["sampling"] = f"the first {counted(largest, 'element')}" if largest else "off"
+    facts["arguments"] = "written" if content.kernel_arguments else "not written"
+    return facts

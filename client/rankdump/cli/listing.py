@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from rankdump.cli.table import Column, numbers, table
-from rankdump.cli.text import label, ratio, shape, size
+from rankdump.cli.text import counted, label, ratio, shape, size
 from rankdump.contract.errors import DamagedError
-from rankdump.contract.key import Side
-from rankdump.reader import Entry, Facts, Tree, facts, ranges
+from rankdump.contract.key import Side, TensorKey
+from rankdump.reader import Entry, Facts, Named, Tree, facts, ranges
 
 MOST_GROUPS = 40
+_MOST_NAMED = 3
 _OVERVIEW_COLUMNS = (
     *numbers("rank", "iteration", "operators", "inputs", "outputs", "bytes in", "on disk", "ratio"),
     Column("state"),
@@ -64,40 +65,58 @@ def overview(tree: Tree, *, width: int) -> list[str]:
 def tensors(rows: Sequence[Row], *, width: int) -> list[str]:
     """Return one line per tensor under a line for each rank and iteration."""
     lines: list[str] = []
-    for (rank, iteration, net, graph), group in groupby(rows, key=_group_of):
+    for where, group in groupby(rows, key=lambda row: place(row.entry.key)):
         if lines:
             lines.append("")
-        lines.append(f"rank {rank}, iteration {iteration}, net {net}, graph {graph}")
+        lines.append(where)
         lines += table(_TENSOR_COLUMNS, [_tensor_row(row) for row in group], width=width)
     return lines
 
 
-def _group_of(row: Row) -> tuple[int, int, str, int]:
-    key = row.entry.key
-    return key.rank, key.iteration, key.net_name, key.graph
+def place(key: TensorKey) -> str:
+    """Return where a tensor stands, as the line over its group says it."""
+    when = "constants" if key.constant else f"iteration {key.iteration}"
+    return f"rank {key.rank}, {when}, net {key.net_name}, graph {key.graph}"
+
+
+def nothing(held: Sequence[Named]) -> str:
+    """Return one sentence for a filter that left nothing: what there is to choose from."""
+    keys = [tensor.key for tensor in held]
+    iterations = ranges(key.iteration for key in keys if not key.constant)
+    operators = list(dict.fromkeys(tensor.op_name for tensor in held))
+    named = ", ".join(map(label, operators[:_MOST_NAMED])) + (
+        ", ..." * (len(operators) > _MOST_NAMED)
+    )
+    return (
+        f"no tensor matches: here are rank {ranges(key.rank for key in keys)}, "
+        f"graph {ranges(key.graph for key in keys)}, iteration {iterations or '-'}, "
+        f"{counted(len(operators), 'operator')}: {named}"
+    )
 
 
 def _grouped(entries: Sequence[Entry], *, by_iteration: bool) -> list[list[Entry]]:
-    def place(entry: Entry) -> tuple[int, int]:
-        return entry.key.rank, entry.key.iteration if by_iteration else 0
+    def group_of(entry: Entry) -> tuple[int, int | None]:
+        return entry.key.rank, _iteration(entry) if by_iteration else 0
 
-    return [list(group) for _, group in groupby(entries, key=place)]
+    return [list(group) for _, group in groupby(entries, key=group_of)]
+
+
+def _iteration(entry: Entry) -> int | None:
+    return None if entry.key.constant else entry.key.iteration
 
 
 def _overview_row(group: list[Entry], complete: set[tuple[int, int]]) -> list[str]:
     rank = group[0].key.rank
-    iterations = {entry.key.iteration for entry in group}
+    iterations = {entry.key.iteration for entry in group if not entry.key.constant}
     unfinished = [i for i in iterations if (rank, i) not in complete]
     inputs = sum(entry.key.side is Side.INPUT for entry in group)
     known = all(entry.record for entry in group)
     bytes_in = sum(entry.record.bytes_in for entry in group if entry.record)
-    stored = sum(
-        entry.record.bytes_stored if entry.record else entry.stored_bytes for entry in group
-    )
+    stored = sum(entry.taken_bytes for entry in group)
     return [
         str(rank),
-        ranges(iterations),
-        f"{len({(entry.key.iteration, entry.op_name) for entry in group}):,}",
+        ranges(iterations) or "constants",
+        f"{len({(_iteration(entry), entry.op_name) for entry in group}):,}",
         f"{inputs:,}",
         f"{len(group) - inputs:,}",
         size(bytes_in) if known else "-",
@@ -109,7 +128,7 @@ def _overview_row(group: list[Entry], complete: set[tuple[int, int]]) -> list[st
 
 def _state(iterations: set[int], unfinished: list[int]) -> str:
     if not unfinished:
-        return "complete"
+        return "complete" if iterations else "-"
     return "incomplete" if len(iterations) == 1 else f"incomplete: {ranges(unfinished)}"
 
 
@@ -119,11 +138,19 @@ def _tensor_row(row: Row) -> list[str]:
         (known.dtype, shape(known.shape), size(known.bytes_in)) if known else ("damaged", "", "")
     )
     key = entry.key
-    return [_name(entry), key.side.value, str(key.slot), dtype, extents, length]
+    return [
+        title(entry.op_type, entry.op_name),
+        key.side.value,
+        str(key.slot),
+        dtype,
+        extents,
+        length,
+    ]
 
 
-def _name(entry: Entry) -> str:
-    """Return the label with the type, which most names end in."""
-    name = label(entry.op_name)
-    kind = entry.op_type
-    return name if name.rpartition("/")[2].startswith(kind) else f"{kind} {name}"
+def title(op_type: str, op_name: str) -> str:
+    """Return an operator's label with its type, which most names end in."""
+    name = label(op_name)
+    # A name that no manifest knows has `_` where the scope had its `/`.
+    said = name.rpartition("/")[2].startswith(op_type) or f"_{op_type}-" in name
+    return name if said else f"{op_type} {name}"

@@ -3,86 +3,39 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 import click
 
 from rankdump import reader
-from rankdump.cli.listing import Row, described, overview, tensors
-from rankdump.cli.options import TREE, iterations_of
+from rankdump.cli.listing import Row, described, nothing, overview, tensors
+from rankdump.cli.options import FILTER_HINT, TREE, selecting
 from rankdump.cli.screen import say, show_table, table_width
 from rankdump.cli.text import counted, size
-from rankdump.contract.key import sanitised
-from rankdump.contract.plan import Iterations
-from rankdump.reader import Entry, Tree
+from rankdump.reader import Entry, Query, Tree
 
 _FIRST = 10
 _LIMIT = 100
 
 
-@dataclass(frozen=True, slots=True)
-class Filter:
-    """Which tensors; None means every one."""
-
-    rank: int | None = None
-    iterations: Iterations | None = None
-    op: str | None = None
-    side: str | None = None
-
-    @property
-    def empty(self) -> bool:
-        """Whether it lets everything through."""
-        return self == Filter()
-
-    def keeps(self, entry: Entry) -> bool:
-        """Decide on one tensor."""
-        key = entry.key
-        return (
-            self.rank in (None, key.rank)
-            and (self.iterations is None or key.iteration in self.iterations)
-            and self.side in (None, key.side.value)
-            and (self.op is None or self._names(entry, self.op))
-        )
-
-    @staticmethod
-    def _names(entry: Entry, glob: str) -> bool:
-        names = (entry.op_name, entry.op_type, entry.key.op_name)
-        return any(fnmatchcase(name, glob) for name in names) or fnmatchcase(
-            entry.key.op_name, sanitised(glob)
-        )
-
-
 @click.command()
 @click.argument("tree", type=TREE, default=".")
-@click.option("--rank", type=click.IntRange(min=0), help="Only this rank.")
-@click.option("--iteration", "iterations", callback=iterations_of, help='Only these, as "0|2-3".')
-@click.option("--op", metavar="GLOB", help="Only operators whose name or type matches.")
-@click.option("--side", type=click.Choice(["input", "output"]), help="Only this side.")
+@selecting
 @click.option("--limit", type=click.IntRange(min=0), help="Most tensors listed; 0: all.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
-def ls(
-    tree: Path,
-    rank: int | None,
-    iterations: Iterations | None,
-    op: str | None,
-    side: str | None,
-    limit: int | None,
-    as_json: bool,
-) -> int:
+def ls(tree: Path, query: Query, limit: int | None, as_json: bool) -> int:
     """List the tensors of a tree.
 
-    Without a filter: its ranks and iterations, and the first tensors.
+    Without a filter: its ranks and iterations, and the first tensors. Exit code 1 when something
+    in the tree is damaged, or it has no rank.
     """
     found = reader.walk(tree)
-    chosen = Filter(rank=rank, iterations=iterations, op=op, side=side)
-    kept = [entry for entry in found.entries if chosen.keeps(entry)]
+    kept = [entry for entry in found.entries if query.keeps(entry)]
     if as_json:
         rows = described(kept[: limit or None])
         click.echo(json.dumps(_as_json(found, rows, len(kept)), indent=1))
     else:
-        brief = chosen.empty and limit is None
+        brief = query.empty and limit is None
         shown = _FIRST if brief else _LIMIT if limit is None else limit or len(kept)
         rows = described(kept[:shown])
         _show(found, kept, rows, brief=brief)
@@ -98,9 +51,12 @@ def _show(tree: Tree, kept: list[Entry], rows: list[Row], *, brief: bool) -> Non
         click.echo(line)
     left = len(kept) - len(rows)
     if left:
-        how = "--rank, --iteration, --op, --side select; --limit 0 lists all"
-        say([f"... {counted(left, 'more tensor')}: {how}"])
+        say([f"... {counted(left, 'more tensor')}: {FILTER_HINT}; --limit 0 lists all"])
     say(["", _total(tree, kept)])
+    if tree.entries and not kept:
+        say([nothing(tree.entries)])
+    if tree.tables:
+        say([f"figures in {counted(len(tree.tables), 'statistic.csv file')}: rankdump stats"])
     say([row.damage for row in rows if row.damage])
     say(reader.findings(tree))
 
@@ -109,9 +65,8 @@ def _total(tree: Tree, kept: list[Entry]) -> str:
     if not tree.ranks:
         return f"{tree.root}: no rank folder here"
     ranks = {entry.key.rank for entry in kept}
-    iterations = {entry.key.iteration for entry in kept}
-    # By the manifests, a hard link to identical bytes takes no room of its own.
-    stored = sum(e.record.bytes_stored if e.record else e.stored_bytes for e in kept)
+    iterations = {entry.key.iteration for entry in kept if not entry.key.constant}
+    stored = sum(entry.taken_bytes for entry in kept)
     foreign = f"; {counted(tree.foreign, 'other file')} ignored" if tree.foreign else ""
     held = f"of {counted(len(ranks), 'rank')} in {counted(len(iterations), 'iteration')}"
     return f"{tree.root}: {counted(len(kept), 'tensor')} {held}, {size(stored)} on disk{foreign}"
@@ -122,6 +77,7 @@ def _as_json(tree: Tree, rows: list[Row], count: int) -> dict[str, object]:
         "root": str(tree.root),
         "ranks": tree.ranks,
         "tensor_count": count,
+        "table_count": len(tree.tables),
         "foreign_files": tree.foreign,
         "findings": reader.findings(tree),
         "tensors": [_row_as_json(row) for row in rows],
@@ -135,7 +91,7 @@ def _row_as_json(row: Row) -> dict[str, object]:
         "rank": key.rank,
         "net_name": key.net_name,
         "graph": key.graph,
-        "iteration": key.iteration,
+        "iteration": None if key.constant else key.iteration,
         "timestamp_us": key.timestamp_us,
         "op_type": entry.op_type,
         "op_name": entry.op_name,

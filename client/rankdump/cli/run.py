@@ -41,6 +41,7 @@ def run(
     """
     environ = _with_config(os.environ, config=config, output=output)
     plan, _ = dialect.load(Path(environ["RANKDUMP_CONFIG"]), environ)
+    say((f"rankdump: warning: {text}" for text in plan.warnings), err=True)
     with ending_orderly(), embedded_daemon(keep_log=keep_daemon_log) as daemon:
         code = run_job(command, _armed(environ, daemon.address))
         view = _collected(daemon, plan)

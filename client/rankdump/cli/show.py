@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import numpy.typing as npt
 
 from rankdump import reader
 from rankdump.cli.screen import say
-from rankdump.cli.text import shape, size
+from rankdump.cli.text import json_value, shape, size
 from rankdump.reader import Entry, Statistics
 
 _FIRST_VALUES = 8
@@ -33,8 +32,8 @@ def show(file: Path, as_json: bool) -> int:
     figures = asdict(reader.statistics(tensor))
     first = tensor.reshape(-1)[:_FIRST_VALUES]
     if as_json:
-        values = [_json_value(value) for value in first.tolist()]
-        named = {name: _json_value(value) for name, value in figures.items()}
+        values = [json_value(value) for value in first.tolist()]
+        named = {name: json_value(value) for name, value in figures.items()}
         click.echo(json.dumps(facts | {"statistics": named, "first_values": values}, indent=1))
         return 0
     say(f"{name + ':':<14}{value}" for name, value in _pairs(facts, tensor.shape))
@@ -44,19 +43,20 @@ def show(file: Path, as_json: bool) -> int:
 
 
 def _facts(file: Path, entry: Entry | None, tensor: npt.NDArray[Any]) -> dict[str, object]:
-    record = entry.record if entry else None
+    known = reader.facts_of(entry, tensor)
     facts: dict[str, object] = {
         "file": str(file),
         "shape": tensor.shape,
-        "dtype": record.dtype if record else str(tensor.dtype),
+        "dtype": known.dtype,
         "stored_dtype": str(tensor.dtype),
-        "bytes_in": record.bytes_in if record else tensor.nbytes,
+        "bytes_in": known.bytes_in,
         "file_bytes": file.stat().st_size,
     }
     if entry is None:
         return facts
-    key = entry.key
-    facts |= {"rank": key.rank, "iteration": key.iteration, "graph": key.graph}
+    key, record = entry.key, entry.record
+    facts |= {"rank": key.rank, "graph": key.graph}
+    facts |= {"constant": True} if key.constant else {"iteration": key.iteration}
     facts |= {"op_type": entry.op_type, "op_name": entry.op_name}
     facts |= {"side": key.side.value, "slot": key.slot, "timestamp_us": key.timestamp_us}
     if record:
@@ -92,9 +92,3 @@ def _figures(figures: Statistics) -> list[tuple[str, str]]:
 
 def _values(first: npt.NDArray[Any]) -> str:
     return ", ".join(map(str, first))
-
-
-def _json_value(value: object) -> object:
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)  # JSON has no word for it
-    return str(value) if isinstance(value, complex) else value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Iterable, Mapping
 
@@ -34,6 +35,13 @@ def shape(extents: Iterable[int]) -> str:
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun, in the plural unless it is one."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def json_value(value: object) -> object:
+    """Return a value as JSON can say it: `nan`, infinities and complex numbers become words."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return str(value) if isinstance(value, complex) else value
 
 
 def reasons(counts: Mapping[str, int]) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from rankdump.contract.events import EventColumns
+from rankdump.contract.graph import GraphPart
 from rankdump.contract.key import TensorKey
 
 
@@ -55,6 +56,33 @@ class RecordHead:
     """Length of the elements in C order, little endian."""
     argument: str = ""
     """Where in the call the tensor stood: `args.0`, `kwargs.mask`; empty when unknown."""
+    figures: tuple[str, ...] | None = None
+    """Texts of the plan's statistics in the place of the elements; None when those follow."""
+    switched_on: bool = False
+    """The script itself switched dumping on: the plan's iterations do not matter."""
+
+    @property
+    def data_bytes(self) -> int:
+        """Bytes that follow the head."""
+        return self.byte_count if self.figures is None else 0
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorArguments:
+    """What an operator was configured with; every value as its own text."""
+
+    graph: int
+    op_type: str
+    op_name: str
+    values: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelArguments:
+    """Arguments of operators that ran in an iteration."""
+
+    iteration: int
+    operators: tuple[OperatorArguments, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +106,7 @@ class SessionEnd:
     notes: tuple[str, ...] = ()
 
 
-Declaration: TypeAlias = "EventColumns | IterationEnd | SessionEnd"
+Declaration: TypeAlias = "EventColumns | GraphPart | KernelArguments | IterationEnd | SessionEnd"
 """What a numbered frame carries besides records."""
 
 

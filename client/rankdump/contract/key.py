@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 
 
@@ -31,12 +31,10 @@ class TensorKey:
     task: int = 0
     stream: int = 0
     tensor_format: str = "DefaultFormat"
-
-    def sanitised(self) -> TensorKey:
-        """Return the key as a file name can carry it: what reading that name back gives."""
-        return replace(
-            self, op_type=sanitised(self.op_type) or "_", op_name=sanitised(self.op_name) or "_"
-        )
+    constant: bool = False
+    """It never changes: written once for its graph, whatever the iteration."""
+    element: str = ""
+    """Element type as the file name spells it; empty where names do not say it."""
 
 
 def sanitised(name: str) -> str:
@@ -46,3 +44,8 @@ def sanitised(name: str) -> str:
     GetFileKernelName); control characters and unpaired surrogates go the same way here.
     """
     return "".join("_" if c in "/\\. " or not c.isprintable() else c for c in name)
+
+
+def one_line(name: str) -> str:
+    """Return a name as it can stand in a file of lines: what cannot be printed becomes `_`."""
+    return "".join(c if c.isprintable() else "_" for c in name)

@@ -22,7 +22,9 @@ class ManifestRecord:
     """One tensor of the iteration."""
 
     path: str
-    """Relative to the root of the tree."""
+    """Relative to the root of the tree; empty when only a row of `statistic.csv` was written."""
+    timestamp_us: int
+    """The time in the file's name, or in the row."""
     op_type: str
     op_name: str
     """Full scope name, raw."""

@@ -50,18 +50,29 @@ def side_verdict(plan: DumpPlan, side: Side) -> Verdict:
 def operator_verdict(operators: Operators, op_name: str) -> Verdict:
     """Decide on an operator by its full scope name; a parameter's name is its own.
 
-    The order of the tests and the meaning of each class are MindSpore's (MatchKernel).
+    The order of the tests and the meaning of each class are MindSpore's (MatchKernel). A gradient
+    or a recomputed call is selected by its own name, and together with its operator.
     """
-    if operators.everything:
+    if operators.everything or operators.marked:
+        # What a script marked is known in its own process alone.
         return YES
-    if any(re.fullmatch(pattern, op_name) for pattern in operators.patterns):
+    either = (op_name, matched_name(op_name))
+    if any(re.fullmatch(pattern, name) for pattern in operators.patterns for name in either):
         return YES
-    if op_name in operators.names:
+    if any(name in operators.names for name in either):
         return YES
     kind = type_in(op_name).lower()
     if any(wanted.lower() in kind for wanted in operators.types):
         return YES
     return Verdict(False, "kernels do not name it")
+
+
+def matched_name(op_name: str) -> str:
+    """Return the name of the operator that a gradient or a recomputed call belongs to."""
+    for scope in ("Gradients/", "Recompute/"):
+        if op_name.startswith(scope):
+            return op_name[len(scope) :]
+    return op_name
 
 
 def type_in(op_name: str) -> str:

@@ -1,26 +1,53 @@
 """Room 14: reads a finished or growing tree, offline. Needs no daemon, never writes."""
 
 from rankdump.reader.balance import damaged, findings, status, status_of
-from rankdump.reader.load import Facts, facts, load, load_file
+
+# The public name is the one that `h5py` and others of its kind have.
+from rankdump.reader.dump import Dump
+from rankdump.reader.dump import open_dump as open  # noqa: A004
+from rankdump.reader.entry import Entry, Table, Tree
+from rankdump.reader.ir import Frame, IrOperator
+from rankdump.reader.load import Facts, facts, facts_of, load, load_file
 from rankdump.reader.order import PublishedOrder, read_order
+from rankdump.reader.query import Filters, Named, Query, selected
 from rankdump.reader.ranges import ranges
+from rankdump.reader.source import Origin, Search, graph_files
 from rankdump.reader.statistics import Statistics, statistics
-from rankdump.reader.walk import Entry, Tree, locate, walk
+from rankdump.reader.survey import Survey, Surveyed
+from rankdump.reader.tables import Figures, named
+from rankdump.reader.walk import locate, walk
 
 __all__ = [
+    "Dump",
     "Entry",
     "Facts",
+    "Figures",
+    "Filters",
+    "Frame",
+    "IrOperator",
+    "Named",
+    "Origin",
     "PublishedOrder",
+    "Query",
+    "Search",
     "Statistics",
+    "Survey",
+    "Surveyed",
+    "Table",
     "Tree",
     "damaged",
     "facts",
+    "facts_of",
     "findings",
+    "graph_files",
     "load",
     "load_file",
     "locate",
+    "named",
+    "open",
     "ranges",
     "read_order",
+    "selected",
     "statistics",
     "status",
     "status_of",

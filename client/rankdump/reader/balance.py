@@ -14,8 +14,9 @@ from rankdump.contract.status import (
     SessionStatus,
     StatusView,
 )
+from rankdump.reader.entry import Tree
 from rankdump.reader.ranges import ranges
-from rankdump.reader.walk import Tree, walk
+from rankdump.reader.walk import walk
 
 
 def status(root: Path) -> StatusView:
@@ -76,9 +77,12 @@ def _unfinished(tree: Tree) -> list[IterationStatus]:
     size: Counter[tuple[int, int]] = Counter()
     for entry in tree.entries:
         place = (entry.key.rank, entry.key.iteration)
-        if place not in complete:
+        if not entry.key.constant and place not in complete:
             stored[place] += 1
             size[place] += entry.stored_bytes
+    for table in tree.tables:
+        if (table.rank, table.iteration) not in complete:
+            stored[table.rank, table.iteration] += 0  # named, whether or not it has files
     jobs = {m.status.rank: m.status.job_id for m in tree.manifests}
     # A rank that never finished an iteration names no job; in a tree of one job it is that one.
     only = next(iter(jobs.values())) if len(set(jobs.values())) == 1 else ""
@@ -116,8 +120,8 @@ def _missing_ranks(tree: Tree) -> list[str]:
 
 
 def _empty_ranks(tree: Tree) -> list[str]:
-    known = {e.key.rank for e in tree.entries} | {m.status.rank for m in tree.manifests}
-    empty = set(tree.ranks) - known
+    known = {entry.key.rank for entry in tree.entries} | {table.rank for table in tree.tables}
+    empty = set(tree.ranks) - known - {manifest.status.rank for manifest in tree.manifests}
     return [f"rank {ranges(empty)}: a folder without tensors"] if empty else []
 
 
@@ -127,7 +131,10 @@ def _gaps(tree: Tree) -> list[str]:
     for manifest in tree.manifests:
         have.setdefault(manifest.status.rank, set()).add(manifest.status.iteration)
     for entry in tree.entries:
-        have.setdefault(entry.key.rank, set()).add(entry.key.iteration)
+        if not entry.key.constant:
+            have.setdefault(entry.key.rank, set()).add(entry.key.iteration)
+    for table in tree.tables:
+        have.setdefault(table.rank, set()).add(table.iteration)
     every = set[int]().union(*have.values())
     return [
         f"rank {rank}: iteration {ranges(every - own)} is missing, other ranks have it"

@@ -13,8 +13,8 @@ import numpy.typing as npt
 from rankdump.codec import codec_of
 from rankdump.contract.dtypes import ELEMENT_TYPES
 from rankdump.contract.errors import DamagedError
-from rankdump.contract.npy import array
-from rankdump.reader.walk import Entry
+from rankdump.reader import npy_file
+from rankdump.reader.entry import Entry
 
 LIMIT_BYTES = 64 << 30
 """Most a file may unpack to when no manifest says how large it is."""
@@ -49,7 +49,7 @@ def load_file(path: Path, *, limit_bytes: int = LIMIT_BYTES) -> npt.NDArray[Any]
     """Return the array of any npy file, packed or not, in a tree or not."""
     try:
         data = codec_of(path.name).decode(path.read_bytes(), limit_bytes=limit_bytes)
-        return array(memoryview(data))
+        return npy_file.read(memoryview(data))
     except OSError as error:
         raise DamagedError(f"{path}: cannot be read: {error.strerror}") from None
     except (DamagedError, TypeError, ValueError) as error:
@@ -61,5 +61,16 @@ def facts(entry: Entry) -> Facts:
     """Return what a listing says of a tensor; opens the file only when no manifest knows it."""
     if entry.record is not None:
         return Facts(entry.record.dtype, entry.record.shape, entry.record.bytes_in)
-    tensor = load(entry)
+    return facts_of(entry, load(entry))
+
+
+def facts_of(entry: Entry | None, tensor: npt.NDArray[Any]) -> Facts:
+    """Return the same of a tensor that is loaded already, in a tree or not."""
+    if entry is not None and entry.record is not None:
+        return facts(entry)
+    # Names of 2.4 and later say the type; a widened one is seen nowhere else.
+    element = entry.key.element.lower() if entry is not None else ""
+    held = ELEMENT_TYPES.get(element)
+    if held is not None and held.widened:
+        return Facts(element, tensor.shape, tensor.size * held.item_bytes)
     return Facts(str(tensor.dtype), tensor.shape, tensor.nbytes)

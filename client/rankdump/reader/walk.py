@@ -1,7 +1,7 @@
 """A tree to its entries: every tensor file with its key and what the manifests say of it.
 
 Tolerant: what cannot be read is named in `problems`, what is not a tensor is counted, and the
-walk goes on. Reads names and manifests, never a tensor.
+walk goes on. Reads names and manifests, never a tensor or a table.
 """
 
 from __future__ import annotations
@@ -10,67 +10,19 @@ import os
 import re
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from rankdump.codec import codec_of
 from rankdump.contract.errors import DamagedError
-from rankdump.contract.key import TensorKey
 from rankdump.contract.layout import mindspore_sync as layout
-from rankdump.contract.manifest import Manifest, ManifestRecord
+from rankdump.contract.manifest import Manifest
+from rankdump.reader.entry import Entry, Table, Tree
 from rankdump.reader.names import on_disk_names
 
-_RANK = re.compile(r"rank_(\d+)")
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One tensor file."""
-
-    root: Path
-    relative: str
-    """Path below the root, with `/`."""
-    key: TensorKey
-    """As the file's name says it; `op_name` below is the raw one where it is known."""
-    stored_bytes: int
-    record: ManifestRecord | None = None
-    """What the manifest says; None for a file that no manifest names."""
-
-    @property
-    def path(self) -> Path:
-        """Where the file stands."""
-        return self.root / self.relative
-
-    @property
-    def codec(self) -> str:
-        """Name of the codec that packed the file."""
-        return codec_of(self.relative).name
-
-    @property
-    def op_type(self) -> str:
-        """Type of the operator, raw where a manifest knows it."""
-        return self.record.op_type if self.record else self.key.op_type
-
-    @property
-    def op_name(self) -> str:
-        """Scope name of the operator, raw where a manifest knows it."""
-        return self.record.op_name if self.record else self.key.op_name
-
-
-@dataclass(frozen=True, slots=True)
-class Tree:
-    """Everything a walk found."""
-
-    root: Path
-    ranks: tuple[int, ...]
-    """Ranks that have a folder, with or without tensors."""
-    entries: tuple[Entry, ...]
-    """Sorted by rank, iteration and time."""
-    manifests: tuple[Manifest, ...]
-    foreign: int = 0
-    """Files among the tensors that are none; half-written hidden ones are not counted."""
-    problems: tuple[str, ...] = ()
-    """What could not be read, or is not there although a manifest names it."""
+RANK_FOLDER = re.compile(r"rank_(\d+)")
+_ARGUMENTS = re.compile(r"[^.]+\..+\.json")
+"""Arguments of an operator: `{op_type}.{scope}.json` (mindspore-dump.md 2.9)."""
+_NO_NETS = (layout.ORDER_FOLDER, layout.GRAPH_FOLDER)
 
 
 @dataclass(slots=True)
@@ -79,6 +31,7 @@ class _Found:
 
     entries: list[Entry] = field(default_factory=list[Entry])
     manifests: list[Manifest] = field(default_factory=list[Manifest])
+    tables: list[Table] = field(default_factory=list[Table])
     foreign: int = 0
     problems: list[str] = field(default_factory=list[str])
 
@@ -97,7 +50,7 @@ def walk(root: Path) -> Tree:
     found = _Found()
     ranks: list[int] = []
     for item in found.listing(root):
-        number = _RANK.fullmatch(item.name)
+        number = RANK_FOLDER.fullmatch(item.name)
         if number and item.is_dir():
             ranks.append(int(number[1]))
             _walk_rank(root, item.name, found)
@@ -107,6 +60,7 @@ def walk(root: Path) -> Tree:
         ranks=tuple(sorted(ranks)),
         entries=tuple(sorted(entries, key=_place_in_time)),
         manifests=tuple(found.manifests),
+        tables=tuple(sorted(found.tables, key=lambda t: (t.rank, t.iteration, t.relative))),
         foreign=found.foreign,
         problems=tuple(found.problems),
     )
@@ -123,36 +77,39 @@ def locate(path: Path) -> Entry | None:
     if key is None:
         return None
     found = _Found([Entry(root, relative.as_posix(), key, full.stat().st_size)])
-    pattern = f"iteration_{key.iteration}.*.json"
-    for manifest in sorted((root / relative.parts[0] / layout.MANIFEST_FOLDER).glob(pattern)):
+    # A constant is in the manifest of whichever iteration it was first seen in.
+    pattern = "*.json" if key.constant else f"iteration_{key.iteration}.*.json"
+    for manifest in _manifest_files(root / relative.parts[0] / layout.MANIFEST_FOLDER, pattern):
         _read_manifest(manifest, found)
     return _described(found, whole=False)[0]
 
 
-def _place_in_time(entry: Entry) -> tuple[int, int, int, str]:
-    return entry.key.rank, entry.key.iteration, entry.key.timestamp_us, entry.relative
+def _place_in_time(entry: Entry) -> tuple[int, bool, int, int, str]:
+    key = entry.key
+    return key.rank, not key.constant, key.iteration, key.timestamp_us, entry.relative
 
 
 def _walk_rank(root: Path, rank: str, found: _Found) -> None:
-    for manifest in _manifest_files(root / rank / layout.MANIFEST_FOLDER):
+    for manifest in _manifest_files(root / rank / layout.MANIFEST_FOLDER, "*.json"):
         _read_manifest(manifest, found)
     for net in found.listing(root / rank):
-        if net.is_dir() and net.name != layout.ORDER_FOLDER:
-            for graph in _numbered(net.path, found):
-                for iteration in _numbered(graph.path, found):
-                    folder = f"{rank}/{net.name}/{graph.name}/{iteration.name}"
-                    _walk_iteration(root, folder, found)
+        if net.is_dir() and net.name not in _NO_NETS:
+            for graph in _folders(net.path, found):
+                for last in _folders(graph.path, found, other=layout.CONSTANT_FOLDER):
+                    folder = f"{rank}/{net.name}/{graph.name}/{last.name}"
+                    _walk_tensors(root, folder, found)
 
 
-def _numbered(folder: str, found: _Found) -> Iterator[os.DirEntry[str]]:
+def _folders(folder: str, found: _Found, *, other: str = "") -> Iterator[os.DirEntry[str]]:
+    """Yield the folders that are named by a number, and the one other name."""
     for item in found.listing(Path(folder)):
-        if item.is_dir() and item.name.isdecimal():
+        if item.is_dir() and (item.name.isdecimal() or item.name == other):
             yield item
         else:
             found.foreign += 1
 
 
-def _walk_iteration(root: Path, folder: str, found: _Found) -> None:
+def _walk_tensors(root: Path, folder: str, found: _Found) -> None:
     try:
         names = on_disk_names(root / folder / layout.MAPPING_FILE)
     except DamagedError as error:
@@ -161,19 +118,41 @@ def _walk_iteration(root: Path, folder: str, found: _Found) -> None:
     for item in found.listing(root / folder):
         if item.name == layout.MAPPING_FILE:
             continue
-        key = layout.key_of(f"{folder}/{names.get(item.name, item.name)}")
         try:
             facts = item.stat()
         except OSError:  # gone since it was listed, or a link to nowhere
             facts = None
-        if key is None or facts is None or not stat.S_ISREG(facts.st_mode):
+        if facts is None or not stat.S_ISREG(facts.st_mode):
             found.foreign += 1
             continue
-        found.entries.append(Entry(root, f"{folder}/{item.name}", key, facts.st_size))
+        full_name = names.get(item.name, item.name)
+        _take_file(root, folder, item.name, full_name, facts.st_size, found)
 
 
-def _manifest_files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.glob("*.json") if not path.name.startswith("."))
+def _take_file(
+    root: Path, folder: str, name: str, full_name: str, stored_bytes: int, found: _Found
+) -> None:
+    key = layout.key_of(f"{folder}/{full_name}")
+    if key is not None:
+        found.entries.append(Entry(root, f"{folder}/{name}", key, stored_bytes))
+    elif name == layout.STATISTIC_FILE and not folder.endswith(layout.CONSTANT_FOLDER):
+        rank, net_name, graph, iteration = folder.split("/")
+        found.tables.append(
+            Table(
+                root=root,
+                relative=f"{folder}/{name}",
+                rank=int(rank.removeprefix("rank_")),
+                net_name=net_name,
+                graph=int(graph),
+                iteration=int(iteration),
+            )
+        )
+    elif not _ARGUMENTS.fullmatch(name):
+        found.foreign += 1
+
+
+def _manifest_files(folder: Path, pattern: str) -> list[Path]:
+    return sorted(path for path in folder.glob(pattern) if not path.name.startswith("."))
 
 
 def _read_manifest(path: Path, found: _Found) -> None:
@@ -187,10 +166,10 @@ def _read_manifest(path: Path, found: _Found) -> None:
 
 def _described(found: _Found, *, whole: bool = True) -> list[Entry]:
     """Give each entry its record; with `whole`, records without a file become problems."""
-    records = {record.path: record for m in found.manifests for record in m.records}
+    # A record without a path is a row of statistic.csv: there is no file to miss.
+    records = {record.path: record for m in found.manifests for record in m.records if record.path}
     described = [
-        Entry(e.root, e.relative, e.key, e.stored_bytes, records.pop(e.relative, None))
-        for e in found.entries
+        replace(entry, record=records.pop(entry.relative, None)) for entry in found.entries
     ]
     if whole:
         found.problems.extend(f"{path}: named by a manifest, not there" for path in records)

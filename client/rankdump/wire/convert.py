@@ -15,7 +15,8 @@ from rankdump.contract.exchange import (
     SessionRequest,
 )
 from rankdump.contract.key import Side, TensorKey
-from rankdump.wire.fields import common
+from rankdump.wire.fields import common, utf8
+from rankdump.wire.graphs import arguments_from_wire, graph_part_from_wire
 from rankdump.wire.v1 import agent_pb2, events_pb2
 
 _SIDES = {Side.INPUT: agent_pb2.SIDE_INPUT, Side.OUTPUT: agent_pb2.SIDE_OUTPUT}
@@ -59,19 +60,14 @@ def session_grant_from_wire(message: agent_pb2.OpenSessionResponse) -> SessionGr
     )
 
 
-def _utf8(text: str) -> str:
-    # Names are the user's; an unpaired surrogate in one must not end the sender's thread.
-    return text.encode(errors="replace").decode()
-
-
 def record_to_wire(head: RecordHead, data: bytes) -> agent_pb2.Record:
     """Return the message of a record with its first bytes."""
     key = head.key
     return agent_pb2.Record(
         graph=key.graph,
         iteration=key.iteration,
-        op_type=_utf8(key.op_type),
-        op_name=_utf8(key.op_name),
+        op_type=utf8(key.op_type),
+        op_name=utf8(key.op_name),
         side=_SIDES[key.side],
         slot=key.slot,
         timestamp_us=key.timestamp_us,
@@ -80,8 +76,11 @@ def record_to_wire(head: RecordHead, data: bytes) -> agent_pb2.Record:
         dtype=head.dtype,
         shape=head.shape,
         byte_count=head.byte_count,
-        argument=_utf8(head.argument),
+        argument=utf8(head.argument),
         data=data,
+        figures=None if head.figures is None else agent_pb2.Figures(texts=head.figures),
+        switched_on=head.switched_on,
+        constant=key.constant,
     )
 
 
@@ -104,6 +103,7 @@ def record_from_wire(message: agent_pb2.Record, *, rank: int, net_name: str) -> 
         slot=message.slot,
         task=message.task,
         stream=message.stream,
+        constant=message.constant,
     )
     return RecordHead(
         key=key,
@@ -111,6 +111,8 @@ def record_from_wire(message: agent_pb2.Record, *, rank: int, net_name: str) -> 
         shape=tuple(message.shape),
         byte_count=message.byte_count,
         argument=message.argument,
+        figures=tuple(message.figures.texts) if message.HasField("figures") else None,
+        switched_on=message.switched_on,
     )
 
 
@@ -118,7 +120,7 @@ def events_to_wire(events: EventColumns) -> events_pb2.EventColumns:
     """Return the message of a batch of events."""
     columns = {field: column.tolist() for field, column in events.columns.items()}
     groups = [events_pb2.ProcessGroup(name=g.name, ranks=g.ranks) for g in events.groups]
-    return events_pb2.EventColumns(names=map(_utf8, events.names), groups=groups, **columns)
+    return events_pb2.EventColumns(names=map(utf8, events.names), groups=groups, **columns)
 
 
 def events_from_wire(message: events_pb2.EventColumns) -> EventColumns:
@@ -151,6 +153,10 @@ def declaration_from_wire(frame: agent_pb2.Frame) -> Declaration:
     if body == "iteration_end":
         end = frame.iteration_end
         return IterationEnd(end.iteration, end.expected, dict(end.dropped), end.stall_us)
+    if body == "graph_part":
+        return graph_part_from_wire(frame.graph_part)
+    if body == "kernel_arguments":
+        return arguments_from_wire(frame.kernel_arguments)
     if body == "session_end":
         return SessionEnd(frame.session_end.iterations_seen, tuple(frame.session_end.notes))
     raise ProtocolError(f"frame {frame.sequence} with body {body}")

@@ -1,4 +1,4 @@
-"""The fields that a message and its frozen value have under one name."""
+"""Fields that a message and its frozen value have under one name, and texts a message can hold."""
 
 from __future__ import annotations
 
@@ -10,6 +10,14 @@ from typing import Any
 def common(source: object, kind: type, *apart: str) -> dict[str, Any]:
     """Return the fields of the dataclass `kind` as `source` has them, but for those named apart."""
     return {name: getattr(source, name) for name in _names(kind, apart)}
+
+
+def utf8(text: str) -> str:
+    """Return a name as a message can carry it.
+
+    Names are the user's; an unpaired surrogate in one must not end the sender's thread.
+    """
+    return text.encode(errors="replace").decode()
 
 
 @cache

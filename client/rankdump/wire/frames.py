@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from rankdump.contract.events import EventColumns
-from rankdump.contract.exchange import Declaration, IterationEnd, RecordHead
+from rankdump.contract.exchange import Declaration, IterationEnd, KernelArguments, RecordHead
+from rankdump.contract.graph import GraphPart
 from rankdump.wire.convert import events_to_wire, record_to_wire
+from rankdump.wire.graphs import arguments_to_wire, graph_part_to_wire
 from rankdump.wire.v1 import agent_pb2
 
 # About the size at which a Python gRPC stream is fastest (peers.md, "Data planes").
@@ -17,7 +19,7 @@ def record_frames(sequence: int, head: RecordHead, data: memoryview) -> Iterator
     """Yield a record: its head with the first bytes, then the chunks it did not hold."""
     first = bytes(data[:CHUNK_BYTES])
     yield agent_pb2.Frame(sequence=sequence, record=record_to_wire(head, first))
-    for offset in range(CHUNK_BYTES, head.byte_count, CHUNK_BYTES):
+    for offset in range(CHUNK_BYTES, head.data_bytes, CHUNK_BYTES):
         piece = bytes(data[offset : offset + CHUNK_BYTES])
         yield agent_pb2.Frame(sequence=sequence, chunk=agent_pb2.Chunk(offset=offset, data=piece))
 
@@ -26,6 +28,12 @@ def declaration_frame(sequence: int, declaration: Declaration) -> agent_pb2.Fram
     """Return the frame of anything but a record."""
     if isinstance(declaration, EventColumns):
         return agent_pb2.Frame(sequence=sequence, events=events_to_wire(declaration))
+    if isinstance(declaration, GraphPart):
+        part = graph_part_to_wire(declaration)
+        return agent_pb2.Frame(sequence=sequence, graph_part=part)
+    if isinstance(declaration, KernelArguments):
+        arguments = arguments_to_wire(declaration)
+        return agent_pb2.Frame(sequence=sequence, kernel_arguments=arguments)
     if isinstance(declaration, IterationEnd):
         end = agent_pb2.IterationEnd(
             iteration=declaration.iteration,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankdump.contract import selection
+from rankdump.contract import selection, statistics
 from rankdump.contract.dtypes import ELEMENT_TYPES
 from rankdump.contract.exchange import RecordHead
 from rankdump.contract.plan import DumpPlan
@@ -13,7 +13,11 @@ from rankdumpd.agent.values import Policy
 
 def verdict(head: RecordHead, plan: DumpPlan, device: int, load: Load, policy: Policy) -> Verdict:
     """Decide on one record; the reason is a word that is counted."""
-    reason = _plan_reason(head, plan, device) or _room_reason(head, load, policy)
+    reason = (
+        _plan_reason(head, plan, device)
+        or _kind_reason(head, plan)
+        or _room_reason(head, load, policy)
+    )
     return Verdict(False, reason) if reason else YES
 
 
@@ -21,7 +25,7 @@ def _plan_reason(head: RecordHead, plan: DumpPlan, device: int) -> str:
     key = head.key
     if not selection.device_verdict(plan, device).accepted:
         return "device_excluded"
-    if not selection.iteration_verdict(plan, key.iteration).accepted:
+    if not head.switched_on and not selection.iteration_verdict(plan, key.iteration).accepted:
         return "iteration_excluded"
     if not selection.side_verdict(plan, key.side).accepted:
         return "side_excluded"
@@ -30,12 +34,19 @@ def _plan_reason(head: RecordHead, plan: DumpPlan, device: int) -> str:
     return ""
 
 
-def _room_reason(head: RecordHead, load: Load, policy: Policy) -> str:
+def _kind_reason(head: RecordHead, plan: DumpPlan) -> str:
     if head.dtype not in ELEMENT_TYPES:
         return "unsupported_dtype"
-    if head.byte_count > policy.max_record_bytes:
+    countable = head.figures is not None and statistics.countable(head.dtype)
+    if plan.content.saved == "statistic" and not countable:
+        return "no_statistics"
+    return ""
+
+
+def _room_reason(head: RecordHead, load: Load, policy: Policy) -> str:
+    if head.data_bytes > policy.max_record_bytes:
         return "record_too_large"
     # What is queued will be on the disk before this record is.
-    if load.disk_free_bytes - load.queued_bytes - head.byte_count < policy.keep_free_bytes:
+    if load.disk_free_bytes - load.queued_bytes - head.data_bytes < policy.keep_free_bytes:
         return "disk_low"
     return ""

@@ -124,7 +124,7 @@ class Committer:
                     [outcome for share in shares.values() for outcome in share.outcomes],
                     [declared for share in shares.values() for declared in share.declared],
                     {s.request.session_id: s.watermark for s in shares},
-                    synced=any(session.synced for session in shares),
+                    synced=any(session.outlet.synced for session in shares),
                 )
                 return True
             except sqlite3.OperationalError as error:

@@ -1,19 +1,24 @@
-"""What declarations bring about once everything before them is committed."""
+"""What committed frames bring about: rows of tables at once, declarations in their order."""
 
 from __future__ import annotations
 
 import logging
 import sqlite3
+from collections.abc import Iterable
 
 from rankdump.contract.events import EventColumns
-from rankdump.contract.exchange import IterationEnd
+from rankdump.contract.exchange import IterationEnd, KernelArguments, SessionEnd
+from rankdump.contract.graph import Graph, GraphPart
+from rankdump.contract.layout import mindspore_sync as layout
 from rankdump.contract.manifest import Manifest
 from rankdump.contract.status import IterationStatus, RankEvents
 from rankdumpd.agent import metadata
-from rankdumpd.agent.ledger import Ledger
+from rankdumpd.agent.draw import drawings
+from rankdumpd.agent.ledger import ROWS_AT_ONCE, Ledger
 from rankdumpd.agent.report import Reporter
 from rankdumpd.agent.sessions import Session
-from rankdumpd.agent.values import Declared
+from rankdumpd.agent.tabulate import Tables
+from rankdumpd.agent.values import Declared, Ticket
 
 _log = logging.getLogger(__name__)
 
@@ -27,6 +32,7 @@ class Effects:
 
     def apply_due(self, session: Session) -> None:
         """Apply everything the watermark has passed, then acknowledge it."""
+        self._tabulate(session)
         while (declared := session.next_due()) is not None:
             self._apply(session, declared)
         session.acknowledge()
@@ -37,29 +43,91 @@ class Effects:
         if isinstance(declaration, EventColumns):
             session.program.take(declaration)
             self._reporter.events(RankEvents(request.job_id, request.rank), declaration)
+        elif isinstance(declaration, GraphPart):
+            graph = session.graphs.take(declared.ticket, declaration)
+            if graph:
+                self._draw(session, graph)
+        elif isinstance(declaration, KernelArguments):
+            self._keep_arguments(session, declared.ticket, declaration)
         elif isinstance(declaration, IterationEnd):
             self._end_iteration(session, declared, declaration)
         else:
-            session.say_goodbye(declaration)
-            self._ledger.session_ended(declared.ticket, declaration)
-            self._reporter.session(session.status(), str(session.tree.root))
+            self._end_session(session, declared.ticket, declaration)
+
+    def _tabulate(self, session: Session) -> None:
+        """Write the rows of all that is committed without a gap; what fails is tried again."""
+        tables = session.outlet.tables
+        if tables is None:
+            return
+        try:
+            while session.tabulated_to < session.watermark:
+                self._tabulate_some(session, tables, session.watermark)
+        except (OSError, sqlite3.Error) as error:
+            self._failed(session, "statistic.csv: rows have to wait", error)
+
+    def _tabulate_some(self, session: Session, tables: Tables, up_to: int) -> None:
+        session_id = session.request.session_id
+        rows = self._ledger.table_rows(session_id, after=session.tabulated_to, up_to=up_to)
+        for sentence in tables.add(row for _, row in rows):
+            session.trouble(sentence)
+        session.tabulated_to = rows[-1][0] if len(rows) == ROWS_AT_ONCE else up_to
+
+    def _draw(self, session: Session, graph: Graph) -> None:
+        tree, rank = session.outlet.tree, session.request.rank
+        try:
+            metadata.write_graph(tree, rank, drawings(graph, session.outlet.profile))
+            if graph.compiled:
+                names = [node.name for node in graph.nodes]
+                metadata.write_program_order(tree, rank, {graph.number: names})
+                session.program.given(graph.number)
+            self._carried_out(session, session.graphs.settled(graph.number))
+        except (OSError, sqlite3.Error) as error:
+            self._failed(session, f"graph {graph.number}: not written", error)
+
+    def _keep_arguments(self, session: Session, ticket: Ticket, arguments: KernelArguments) -> None:
+        rank, net_name = session.request.rank, session.plan.output.net_name
+        try:
+            unnameable = metadata.write_arguments(
+                session.outlet.tree, rank, net_name, arguments, mark=_mark(ticket)
+            )
+            self._carried_out(session, [ticket])
+        except (OSError, sqlite3.Error) as error:
+            self._failed(session, f"iteration {arguments.iteration}: arguments not written", error)
+            return
+        for name in unnameable:
+            session.trouble(
+                f"rank {rank}: no file holds the arguments of {name!r}: "
+                f"its name would be over {layout.NAME_MAX_BYTES} bytes"
+            )
 
     def _end_iteration(self, session: Session, declared: Declared, end: IterationEnd) -> None:
         status = session.end_iteration(end)
         try:
             self._describe(session, status, repeated=session.replayed(declared))
             session.program.ended(end.iteration)
-            self._ledger.iteration_ended(declared.ticket, end, session.program.written)
+            if _tabulated(session, declared.ticket):
+                self._ledger.iteration_ended(declared.ticket, end, session.program.written)
         except (OSError, sqlite3.Error) as error:
-            # Not marked as applied: the next start of the agent tries again.
-            _log.exception("iteration %d of rank %d", end.iteration, status.rank)
-            session.trouble(
-                f"rank {status.rank}, iteration {end.iteration}: no manifest written: {error}"
-            )
+            self._failed(session, f"iteration {end.iteration}: no manifest written", error)
         self._reporter.iteration(status)
 
+    def _end_session(self, session: Session, ticket: Ticket, end: SessionEnd) -> None:
+        session.say_goodbye(end)
+        if _tabulated(session, ticket):
+            self._ledger.session_ended(ticket, end)
+        self._reporter.session(session.status(), str(session.outlet.tree.root))
+
+    def _carried_out(self, session: Session, tickets: Iterable[Ticket]) -> None:
+        self._ledger.carried_out(tickets, session.program.written)
+
+    def _failed(self, session: Session, what: str, error: Exception) -> None:
+        # Not marked as applied: the next start of the agent tries again.
+        rank = session.request.rank
+        _log.error("rank %d, %s", rank, what, exc_info=error)
+        session.trouble(f"rank {rank}, {what}: {error}")
+
     def _describe(self, session: Session, status: IterationStatus, *, repeated: bool) -> None:
-        request, tree, iteration = session.request, session.tree, status.iteration
+        request, tree, iteration = session.request, session.outlet.tree, status.iteration
         kept = self._ledger.kept(request.session_id, iteration)
         graphs = session.program.graphs(iteration) | {graph for graph, _ in kept}
         metadata.write_program_order(tree, request.rank, session.program.unwritten(iteration))
@@ -74,3 +142,12 @@ class Effects:
                 records=tuple(record for _, record in kept),
             ),
         )
+
+
+def _tabulated(session: Session, ticket: Ticket) -> bool:
+    """Return whether every row before a declaration stands in its table."""
+    return session.outlet.tables is None or session.tabulated_to >= ticket.sequence
+
+
+def _mark(ticket: Ticket) -> str:
+    return f"{ticket.session_id}-{ticket.sequence}"

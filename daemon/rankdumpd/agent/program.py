@@ -49,6 +49,10 @@ class ProgramOrder:
             if graph not in self._written and pieces
         }
 
+    def given(self, graph: int) -> None:
+        """Note that the framework's own order of a graph is in the tree, in place of what ran."""
+        self._written.add(graph)
+
     def ended(self, iteration: int) -> None:
         """Forget an iteration and all before it: their graphs are in the tree now."""
         self._written |= self._pieces.get(iteration, {}).keys()

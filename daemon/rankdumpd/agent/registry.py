@@ -116,6 +116,8 @@ class Registry:
             due=[
                 self._read_declared(raw, session_id) for raw in self._ledger.unapplied(session_id)
             ],
+            # The end of an iteration takes effect after all rows before it.
+            tabulated_to=self._ledger.last_end(session_id),
         )
         return session
 
@@ -147,7 +149,8 @@ def _check_same(known: SessionRequest, request: SessionRequest) -> None:
 
 def _introduce(session: Session, request: SessionRequest) -> None:
     try:
-        metadata.introduce(session.tree, request)
+        outlet = session.outlet
+        metadata.introduce(outlet.tree, request, session.plan, outlet.profile)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise RefusedError(

@@ -6,9 +6,12 @@ import json
 from typing import Any
 
 from rankdump.contract.exchange import SessionRequest
+from rankdump.contract.manifest import ManifestRecord
 from rankdump.contract.status import SessionState
-from rankdumpd.agent.values import Declared, Outcome, SessionRow
+from rankdumpd.agent.values import Declared, Outcome, SessionRow, TableRow
 
+VERSION = 1
+"""Of the tables below, as the file's `user_version` says it; the first ones had none."""
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS sessions (
     session_id TEXT PRIMARY KEY,
@@ -36,6 +39,9 @@ CREATE TABLE IF NOT EXISTS records (
     bytes_in INTEGER NOT NULL,
     bytes_stored INTEGER NOT NULL,
     digest TEXT NOT NULL,
+    timestamp_us INTEGER NOT NULL DEFAULT 0,
+    row_folder TEXT NOT NULL DEFAULT '',   -- where its line of statistic.csv belongs
+    row TEXT NOT NULL DEFAULT '',          -- that line; empty when there is none
     PRIMARY KEY (session_id, sequence)
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS records_by_iteration ON records (session_id, iteration);
@@ -56,7 +62,20 @@ CREATE TABLE IF NOT EXISTS iterations (
     PRIMARY KEY (session_id, sequence)
 ) WITHOUT ROWID;
 """
+MIGRATIONS = {
+    0: """
+ALTER TABLE records ADD COLUMN timestamp_us INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE records ADD COLUMN row_folder TEXT NOT NULL DEFAULT '';
+ALTER TABLE records ADD COLUMN row TEXT NOT NULL DEFAULT '';
+""",
+}
+"""What makes the tables of an older version those of the next one."""
 SESSION_COLUMNS = "request, plan, state, watermark, iterations_seen, notes, graphs"
+KEPT_COLUMNS = (
+    "graph, path, timestamp_us, op_type, op_name, argument, dtype, shape, bytes_in, bytes_stored,"
+    " digest"
+)
+RECORD_PLACES = ", ".join("?" * 18)
 
 
 def session_row(row: tuple[Any, ...]) -> SessionRow:
@@ -75,6 +94,7 @@ def session_row(row: tuple[Any, ...]) -> SessionRow:
 def record_row(outcome: Outcome) -> tuple[str | int, ...]:
     """Return a record's columns."""
     head, key = outcome.head, outcome.head.key
+    row = outcome.row or TableRow("", "")
     return (
         outcome.ticket.session_id,
         outcome.ticket.sequence,
@@ -88,9 +108,30 @@ def record_row(outcome: Outcome) -> tuple[str | int, ...]:
         head.argument,
         head.dtype,
         json.dumps(head.shape),
-        head.byte_count,
+        head.data_bytes,
         outcome.bytes_stored,
         outcome.digest,
+        key.timestamp_us,
+        row.folder,
+        row.text,
+    )
+
+
+def kept_row(row: tuple[Any, ...]) -> tuple[int, ManifestRecord]:
+    """Return graph and record from the columns of KEPT_COLUMNS."""
+    graph, path, timestamp_us, op_type, op_name, argument, dtype, shape, *rest = row
+    bytes_in, bytes_stored, digest = rest
+    return graph, ManifestRecord(
+        path=path,
+        timestamp_us=timestamp_us,
+        op_type=op_type,
+        op_name=op_name,
+        argument=argument,
+        dtype=dtype,
+        shape=tuple(json.loads(shape)),
+        bytes_in=bytes_in,
+        bytes_stored=bytes_stored,
+        digest=digest,
     )
 
 

@@ -107,7 +107,7 @@ class Agent:
             sessions=tuple(session.status() for session in sessions),
             iterations=tuple(status for session in sessions for status in session.iterations()),
             load=self._load(),
-            roots=tuple(dict.fromkeys(str(session.tree.root) for session in sessions)),
+            roots=tuple(dict.fromkeys(str(session.outlet.tree.root) for session in sessions)),
             findings=(
                 *(sentence for session in sessions for sentence in session.findings()),
                 *self._reporter.findings(),
@@ -125,16 +125,16 @@ class Agent:
         )
 
     def _admit(self, session: Session, head: RecordHead) -> Verdict:
-        free, total = self._disk.room(session.tree.root)
+        free, total = self._disk.room(session.outlet.tree.root)
         load = Load(self._budget.items, self._budget.used_bytes, free, total)
         return verdict(head, session.plan, session.request.device, load, self._policy)
 
     def _encode_and_write(self, parcel: Parcel) -> Outcome:
-        session = self._registry.get(parcel.ticket.session_id)
-        return session.writer.write(encode(parcel, session.codec))
+        outlet = self._registry.get(parcel.ticket.session_id).outlet
+        return outlet.writer.write(encode(parcel, outlet.codec, outlet.items))
 
     def _commit(self, outcome: Outcome) -> None:
-        self._committer.submit(outcome, cost_bytes(outcome.head.byte_count))
+        self._committer.submit(outcome, cost_bytes(outcome.head.data_bytes))
 
     def _settle(self, timeout_s: float) -> int:
         deadline = time.monotonic() + timeout_s
@@ -142,9 +142,9 @@ class Agent:
         return left + self._reporter.flush(max(0.0, deadline - time.monotonic()))
 
     def _tell_session(self, session: Session) -> None:
-        self._reporter.session(session.status(), str(session.tree.root))
+        self._reporter.session(session.status(), str(session.outlet.tree.root))
 
     def _load(self) -> Load:
-        rooms = [self._disk.room(session.tree.root) for session in self._registry.all()]
+        rooms = [self._disk.room(session.outlet.tree.root) for session in self._registry.all()]
         free, total = min(rooms, default=(0, 0))
         return Load(self._budget.items, self._budget.used_bytes, free, total)

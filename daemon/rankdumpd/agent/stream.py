@@ -45,6 +45,7 @@ class Reader:
             rank=session.request.rank,
             net_name=session.plan.output.net_name,
             highest_first=session.watermark + 1,
+            figures=session.outlet.figures,
             known=session.known,
             admit=self._admit,
         )
@@ -72,7 +73,7 @@ class Reader:
     def _admit(self, head: RecordHead) -> Verdict:
         answer = self._decide(self._session, head)
         if answer.accepted:
-            self._occupy(cost_bytes(head.byte_count))
+            self._occupy(cost_bytes(head.data_bytes))
         return answer
 
     def _take(self, frame: agent_pb2.Frame) -> None:

@@ -7,7 +7,7 @@ import errno
 import os
 import stat
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from rankdump.codec import Buffer
@@ -72,11 +72,12 @@ class Tree:
         if self._synced:
             _sync_folder(where)
 
-    def append_line(self, folder: str, name: str, line: str) -> None:
-        """Add a line to a file of lines, which is made when it is not there."""
+    def append_lines(self, folder: str, name: str, lines: Iterable[str]) -> None:
+        """Add lines to a file of lines, which is made when it is not there."""
         path = self._folder(folder) / name
+        data = "".join(f"{line}\n" for line in lines).encode()
         with self._append_lock:
-            self._fill(self._open_for_append(path), (f"{line}\n".encode(),))
+            self._fill(self._open_for_append(path), (data,))
 
     def text(self, folder: str, name: str) -> str:
         """Return a small file's text; empty when there is none."""

@@ -40,7 +40,20 @@ class Encoded:
     suffix: str
     """What the codec appends to `.npy`."""
     parts: Sequence[Buffer]
+    """Nothing for a record that is figures only."""
     bytes_stored: int
+    figures: tuple[str, ...] | None = None
+    """Texts of its row in `statistic.csv`; None when it has no row."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableRow:
+    """One line of a `statistic.csv`."""
+
+    folder: str
+    """Where the table stands, relative to the root of the tree."""
+    text: str
+    """The line, without its end."""
 
 
 class Fate(str, Enum):
@@ -61,9 +74,10 @@ class Outcome:
     fate: Fate
     reason: str = ""
     path: str = ""
-    """Relative to the root of the tree."""
+    """Relative to the root of the tree; empty when there is no file of its own."""
     digest: str = ""
     bytes_stored: int = 0
+    row: TableRow | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ import re
 from rankdump.codec import CODECS
 from rankdump.contract.errors import ProtocolError, RefusedError
 from rankdump.contract.exchange import SessionRequest
+from rankdump.contract.layout.profile import PROFILES
 from rankdump.contract.plan import DumpPlan
 
 # The id's first characters become part of a file name.
@@ -35,6 +36,8 @@ def _fault_of(plan: DumpPlan) -> str:
         return f"codec {output.codec!r} is none of {', '.join(CODECS)}"
     if output.layout not in _LAYOUTS:
         return f"layout {output.layout!r} is none of {', '.join(_LAYOUTS)}"
+    if output.profile not in PROFILES:
+        return f"profile {output.profile!r} is none of {', '.join(PROFILES)}"
     if output.folder_mode & _OWNER_MAY_ENTER != _OWNER_MAY_ENTER:
         return f"folder_mode {output.folder_mode:#o} keeps the agent itself from writing"
     return ""

@@ -85,8 +85,8 @@ def train(rank: int) -> list[list[object]]:
         for name, parameter in net.named_parameters():
             digests.add(f"Gradients/{name}", "output", 0, parameter.grad)
         optimizer.step()
-        for name, parameter in net.named_parameters():
-            digests.add(name, "output", 0, parameter)
+        for name, state in net.state_dict().items():  # parameters and running statistics
+            digests.add(name, "output", 0, state)
         dist.barrier()
     session.close()
     return digests.seen

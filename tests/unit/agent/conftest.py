@@ -27,6 +27,7 @@ def make_head() -> Callable[..., RecordHead]:
             "op_name": "Default/MatMul-op0",
             "side": Side.OUTPUT,
             "slot": 0,
+            "constant": False,
         }
         head: dict[str, Any] = {"dtype": "float32", "shape": (4,), "byte_count": 16}
         for name, value in fields.items():

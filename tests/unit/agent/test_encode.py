@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 
 import numpy as np
@@ -29,10 +30,50 @@ def test_numpy_loads_what_was_sent(make_head, codec_name, array):
     data = array.tobytes()
     head = make_head(dtype=array.dtype.name, shape=array.shape, byte_count=len(data))
     codec = codec_named(codec_name)
-    encoded = encode(Parcel(Ticket("s", 1), head, memoryview(data)), codec)
+    encoded = encode(Parcel(Ticket("s", 1), head, memoryview(data)), codec, None)
     packed = b"".join(encoded.parts)
     assert encoded.bytes_stored == len(packed)
     assert encoded.digest == xxhash.xxh3_128_hexdigest(data)
     loaded = np.load(io.BytesIO(codec.decode(packed, limit_bytes=1 << 20)))
     assert (loaded.dtype, loaded.shape) == (array.dtype, array.shape)
     assert loaded.tobytes() == data
+    assert encoded.figures is None
+
+
+@pytest.mark.parametrize(
+    ("array", "figures"),
+    [
+        (np.array([[1, 2, 3], [4, 5, 6]], dtype=np.float32), ("6", "1", "9.53939", "6")),
+        (np.array([True, False]), ("1", "0", "1", "2")),
+        (np.array([1.0, np.nan, np.inf], dtype=np.float64), ("nan", "nan", "nan", "3")),
+        (np.array(-7, dtype=np.int8), ("-7", "-7", "7", "1")),
+        (np.zeros((0, 3), dtype=np.float32), None),
+        (np.ones(2, dtype=np.complex64), None),
+    ],
+    ids=str,
+)
+def test_figures_are_of_the_elements_as_they_arrived(make_head, array, figures):
+    """What has no figures has a file and no row."""
+    data = array.tobytes()
+    head = make_head(dtype=array.dtype.name, shape=array.shape, byte_count=len(data))
+    parcel = Parcel(Ticket("s", 1), head, memoryview(data))
+    encoded = encode(parcel, codec_named("zstd"), ("max", "min", "l2norm", "count"))
+    assert encoded.figures == figures
+    assert encoded.parts
+
+
+def test_digest_column_of_a_widened_type_is_over_its_own_bytes(make_head):
+    """The md5 of bfloat16 is over two bytes an element, whatever the file holds."""
+    data = bytes.fromhex("803f0040")
+    head = make_head(dtype="bfloat16", shape=(2,), byte_count=4)
+    parcel = Parcel(Ticket("s", 1), head, memoryview(data))
+    encoded = encode(parcel, codec_named("none"), ("max", "md5"))
+    assert encoded.figures == ("2", hashlib.md5(data, usedforsecurity=False).hexdigest())
+
+
+def test_figures_that_came_along_are_all_there_is(make_head):
+    """A record without elements is not packed, and its figures are the rank's own."""
+    head = make_head(figures=("6", "1"))
+    encoded = encode(Parcel(Ticket("s", 1), head, memoryview(b"")), codec_named("zstd"), None)
+    assert (encoded.figures, encoded.parts, encoded.bytes_stored) == (("6", "1"), (), 0)
+    assert encoded.digest == ""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,10 +11,37 @@ import pytest
 
 from rankdump.contract.errors import ConfigError
 from rankdump.contract.exchange import IterationEnd, SessionEnd
+from rankdump.contract.graph import Graph, GraphPart
 from rankdump.contract.status import SessionState
+from rankdumpd.agent import ledger as ledger_room
 from rankdumpd.agent.ledger import Ledger
 from rankdumpd.agent.progress import Progress
-from rankdumpd.agent.values import CountRow, Declared, EndRow, Fate, Outcome, Ticket, dropped
+from rankdumpd.agent.values import (
+    CountRow,
+    Declared,
+    EndRow,
+    Fate,
+    Outcome,
+    TableRow,
+    Ticket,
+    dropped,
+)
+
+FIRST_TABLES = """
+CREATE TABLE sessions (
+    session_id TEXT PRIMARY KEY, request TEXT NOT NULL, plan BLOB NOT NULL, state TEXT NOT NULL,
+    watermark INTEGER NOT NULL, iterations_seen INTEGER NOT NULL, notes TEXT NOT NULL,
+    graphs TEXT NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE records (
+    session_id TEXT NOT NULL, sequence INTEGER NOT NULL, graph INTEGER NOT NULL,
+    iteration INTEGER NOT NULL, fate TEXT NOT NULL, reason TEXT NOT NULL, path TEXT NOT NULL,
+    op_type TEXT NOT NULL, op_name TEXT NOT NULL, argument TEXT NOT NULL, dtype TEXT NOT NULL,
+    shape TEXT NOT NULL, bytes_in INTEGER NOT NULL, bytes_stored INTEGER NOT NULL,
+    digest TEXT NOT NULL, PRIMARY KEY (session_id, sequence)
+) WITHOUT ROWID;
+"""
+"""The tables that the first release made, as far as they have changed since."""
 
 
 @pytest.fixture
@@ -35,6 +64,11 @@ def stored(make_head):
         )
 
     return make
+
+
+def rowed(outcome: Outcome) -> Outcome:
+    row = TableRow("folder", f"row {outcome.ticket.sequence}")
+    return replace(outcome, row=row)
 
 
 def declared(sequence: int, declaration) -> Declared:
@@ -83,6 +117,7 @@ def test_rows_survive_another_process(ledger, make_request, make_head, stored, t
     assert len(again.counts("session")) == 2
     ((graph, record),) = again.kept("session", 0)
     assert (graph, record.path, record.shape, record.bytes_in) == (0, "p1", (4,), 16)
+    assert record.timestamp_us == 1
     again.close()
 
 
@@ -98,6 +133,73 @@ def test_applied_declarations_are_not_given_out_again(ledger, make_request):
     assert row is not None
     assert (row.state, row.iterations_seen) == (SessionState.CLOSED, 7)
     assert row.notes == ("never matched: x",)
+
+
+def test_rows_come_in_the_order_of_frames_and_in_pieces(ledger, make_request, stored, monkeypatch):
+    """Whatever order records were committed in, their rows come by number, some at a time."""
+    monkeypatch.setattr(ledger_room, "ROWS_AT_ONCE", 2)
+    ledger.open_session(make_request())
+    commit(ledger, [rowed(stored(4)), rowed(stored(2))])
+    commit(ledger, [rowed(stored(3)), stored(1), rowed(stored(5))])
+    first = ledger.table_rows("session", after=0, up_to=4)
+    assert first == [(2, TableRow("folder", "row 2")), (3, TableRow("folder", "row 3"))]
+    assert [n for n, _ in ledger.table_rows("session", after=3, up_to=4)] == [4]
+    assert ledger.table_rows("session", after=5, up_to=9) == []
+
+
+def test_record_of_figures_alone_has_no_path_and_no_bytes(ledger, make_request, make_head):
+    """It is kept all the same, and its time finds its row."""
+    ledger.open_session(make_request())
+    head = make_head(figures=("1",), timestamp_us=77)
+    commit(ledger, [Outcome(Ticket("session", 1), head, Fate.STORED)])
+    ((_, record),) = ledger.kept("session", 0)
+    assert (record.path, record.timestamp_us, record.bytes_in) == ("", 77, 0)
+    assert ledger.counts("session") == [CountRow(0, Fate.STORED, "", 1, 0, 0)]
+
+
+def test_carried_out_declarations_are_forgotten(ledger, make_request):
+    """Parts of a graph that is in the tree are not given out again, and its order is known."""
+    ledger.open_session(make_request())
+    part = GraphPart(Graph(3, ()), first=True, last=True)
+    commit(ledger, (), [declared(1, part), declared(2, part), declared(3, part)])
+    ledger.carried_out([Ticket("session", 1), Ticket("session", 2)], [3])
+    assert ledger.unapplied("session") == [b"raw3"]
+    row = ledger.find("session")
+    assert row is not None
+    assert row.ordered_graphs == (3,)
+    assert ledger.last_end("session") == 0
+
+
+def test_ledger_of_the_first_version_is_taken_over(tmp_path, make_request, stored):
+    """What an earlier release committed is known to this one, and new rows go beside it."""
+    folder = tmp_path / "state"
+    folder.mkdir()
+    with contextlib.closing(sqlite3.connect(folder / "ledger.sqlite")) as base:
+        base.executescript(FIRST_TABLES)
+        base.execute(
+            "INSERT INTO records VALUES"
+            " ('session', 1, 0, 0, 'stored', '', 'p1', 'T', 'a', '', 'float32', '[4]', 16, 9, 'd')"
+        )
+        base.commit()
+    for _ in range(2):
+        ledger = Ledger(folder)
+        ledger.open_session(make_request())
+        commit(ledger, [rowed(stored(2))])
+        records = [record for _, record in ledger.kept("session", 0)]
+        assert [(r.path, r.timestamp_us) for r in records] == [("p1", 0), ("p2", 1)]
+        assert [n for n, _ in ledger.table_rows("session", after=0, up_to=9)] == [2]
+        ledger.close()
+
+
+def test_ledger_of_a_later_version_is_refused(tmp_path):
+    """An older agent does not guess at tables it does not know; the folder stays free."""
+    folder = tmp_path / "state"
+    folder.mkdir()
+    with contextlib.closing(sqlite3.connect(folder / "ledger.sqlite")) as base:
+        base.execute("PRAGMA user_version = 99")
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="user_version: 99 is not allowed"):
+            Ledger(folder)
 
 
 def test_second_agent_on_a_ledger_is_refused(ledger, tmp_path):

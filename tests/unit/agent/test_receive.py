@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from rankdump.contract.errors import ProtocolError
-from rankdump.contract.exchange import IterationEnd
 from rankdump.contract.selection import YES, Verdict
 from rankdump.wire.v1 import agent_pb2
 from rankdumpd.agent.receive import Assembler, declaration_again
@@ -39,6 +38,31 @@ def end(sequence: int, **fields) -> agent_pb2.Frame:
     return agent_pb2.Frame(sequence=sequence, iteration_end=agent_pb2.IterationEnd(**fields))
 
 
+def figures(*texts: str) -> agent_pb2.Figures:
+    return agent_pb2.Figures(texts=texts)
+
+
+def part(sequence: int, **fields) -> agent_pb2.Frame:
+    return agent_pb2.Frame(sequence=sequence, graph_part=agent_pb2.GraphPart(**fields))
+
+
+def node(**fields) -> agent_pb2.GraphNode:
+    return agent_pb2.GraphNode(**fields)
+
+
+def wide(extent: int) -> agent_pb2.TensorType:
+    return agent_pb2.TensorType(shape=[extent])
+
+
+def arguments(sequence: int, **fields) -> agent_pb2.Frame:
+    body = agent_pb2.KernelArguments(**fields)
+    return agent_pb2.Frame(sequence=sequence, kernel_arguments=body)
+
+
+def operator(**fields) -> agent_pb2.OperatorArguments:
+    return agent_pb2.OperatorArguments(**fields)
+
+
 class Asked:
     """Counts the questions, and answers them all the same."""
 
@@ -51,12 +75,13 @@ class Asked:
         return self.answer
 
 
-def assembler(admit=None, *, known=(), highest_first: int = 1) -> Assembler:
+def assembler(admit=None, *, known=(), highest_first: int = 1, figures=None) -> Assembler:
     return Assembler(
         "s",
         rank=0,
         net_name="Net",
         highest_first=highest_first,
+        figures=figures,
         known=lambda sequence: sequence in known,
         admit=admit or Asked(),
     )
@@ -108,6 +133,20 @@ def test_cuts_do_not_matter(cuts):
         ([end(1, dropped={"why": 1 << 63})], "over"),
         ([end(1, dropped={"w" * 101: 1})], "101 characters"),
         ([end(1, dropped={str(n): 1 for n in range(257)})], "257 reasons"),
+        ([record(1, b"", figures=figures("1"))], "the plan keeps elements"),
+        ([part(1, nodes=[node(outputs=[wide(1 << 63)])])], "over"),
+        ([part(1, parameters=[agent_pb2.GraphParameter(type=wide(1 << 63))])], "over"),
+        ([part(1, parameters=[agent_pb2.GraphParameter(name="n" * 65537)])], "65537 characters"),
+        ([part(1, nodes=[node(name="n" * 65537)])], "65537 characters"),
+        ([part(1, nodes=[node(attributes={"k": "v" * 65537})])], "65537 characters"),
+        ([part(1, nodes=[node(source=[agent_pb2.SourceLine(code="c" * 65537)])])], "65537"),
+        ([part(1, nodes=[node(inputs=["i"] * 65537)])], "65537 items"),
+        ([part(1, nodes=[node()] * 65537)], "65537 items"),
+        ([part(1, nodes=[node(outputs=[agent_pb2.TensorType(shape=[1] * 65)])])], "65 dimensions"),
+        ([arguments(1, iteration=1 << 63)], "over"),
+        ([arguments(1, operators=[agent_pb2.OperatorArguments()] * 65537)], "65537 items"),
+        ([arguments(1, operators=[operator(op_name="n" * 65537)])], "65537 characters"),
+        ([arguments(1, operators=[operator(values={"k": "v" * 65537})])], "65537 characters"),
     ],
 )
 def test_rules_that_break_a_stream(frames, says):
@@ -158,9 +197,54 @@ def test_repeated_frames_are_neither_admitted_nor_given_out():
     assert isinstance(taker.feed(record(4)), Parcel)
 
 
-def test_declarations_survive_the_ledger():
+@pytest.mark.parametrize(
+    ("frame", "says"),
+    [
+        (record(1, b"", figures=figures("1")), "1 figures: the plan has 2"),
+        (record(1, b"", figures=figures("1", "2", "3")), "3 figures: the plan has 2"),
+        (record(1, b"", figures=figures("1", "2" * 65)), "at most 64 characters"),
+        (record(1, b"", figures=figures("1", "2,3")), "no comma"),
+        (record(1, b"", figures=figures("1", '"')), "no comma or quote"),
+        (record(1, b"", figures=figures("1", "2\n")), "printable"),
+        (record(1, b"x", figures=figures("1", "2")), "brings 1 bytes, declares 0"),
+    ],
+)
+def test_figures_that_could_harm_a_table(frame, says):
+    """Figures are as many as the plan has columns, short, and nothing that ends a field."""
+    with pytest.raises(ProtocolError) as refused:
+        assembler(figures=2).feed(frame)
+    assert says in str(refused.value)
+
+
+def test_more_columns_than_a_table_may_have():
+    """The bound holds for the plan too."""
+    with pytest.raises(ProtocolError, match="at most 64"):
+        assembler(figures=65).feed(record(1, b"", figures=figures(*["0"] * 65)))
+
+
+def test_figures_make_a_record_whole():
+    """A record whose figures came has no chunks, whatever its tensor's size."""
+    parcel = assembler(figures=2).feed(record(1, b"", figures=figures("6", "-inf")))
+    assert isinstance(parcel, Parcel)
+    assert parcel.head.figures == ("6", "-inf")
+    assert (parcel.head.byte_count, len(parcel.data)) == (16, 0)
+
+
+def test_elements_in_the_place_of_figures_are_not_a_fault():
+    """Whether they are kept is the admission's question: one tensor must not cost the session."""
+    assert isinstance(assembler(figures=2).feed(record(1)), Parcel)
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        end(1, iteration=7, expected=3, dropped={"why": 2}),
+        part(1, graph=2, nodes=[node(name="Default/a-op0", inputs=["", "w"])], first=True),
+        arguments(1, iteration=4, operators=[operator(op_name="a", values={"k": "v"})]),
+    ],
+)
+def test_declarations_survive_the_ledger(frame):
     """What the ledger keeps of a declaration is enough to read it again."""
-    declared = assembler().feed(end(1, iteration=7, expected=3, dropped={"why": 2}))
+    declared = assembler().feed(frame)
     assert isinstance(declared, Declared)
-    assert declared.declaration == IterationEnd(7, 3, {"why": 2})
     assert declaration_again(declared.raw, "s") == declared

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from rankdump.contract.key import Side
+from rankdump.contract.layout.profile import PROFILES
 from rankdumpd.agent.tree import Tree, write_all
 from rankdumpd.agent.values import Encoded, Fate, Ticket
 from rankdumpd.agent.write import Writer
@@ -128,3 +130,57 @@ def test_synced_tree_holds_the_same(make_head, tmp_path):
     """Syncing changes when a record counts as safe, not what is written."""
     outcome = Writer(tree(tmp_path, synced=True)).write(encoded(make_head()))
     assert (tmp_path / outcome.path).read_bytes() == b"12345"
+
+
+@pytest.mark.parametrize(
+    ("profile", "device_target", "dtype", "name", "token"),
+    [
+        ("ms2.3", "CPU", "float32", "Default_a_MatMul-op0", ""),
+        ("ms2.4", "CPU", "float32", "Default_a_MatMul-op0", ".Float32"),
+        ("ms2.4", "GPU", "float32", "Default_a_MatMul-op0", ".float32"),
+        ("ms2.4", "CPU", "bfloat16", "Default_a_MatMul-op0", ".BFloat16"),
+        ("ms2.0", "CPU", "float32", "MatMul-op0", ""),
+    ],
+)
+def test_profiles_spell_file_and_row(
+    make_head, tmp_path, profile, device_target, dtype, name, token
+):
+    """A record's file and its row are spelt as the profile says, its folder is the same."""
+    writer = Writer(tree(tmp_path), profile=PROFILES[profile], device_target=device_target)
+    head = make_head(op_name="Default/a/MatMul-op0", dtype=dtype)
+    outcome = writer.write(replace(encoded(head), figures=("6", "1")))
+    file = f"MatMul.{name}.0.0.1.output.0.DefaultFormat{token}.npy"
+    assert outcome.path == f"rank_0/Net/0/0/{file}"
+    assert outcome.row is not None
+    assert outcome.row.folder == "rank_0/Net/0/0"
+    assert outcome.row.text.split(",")[:2] == ["MatMul", name]
+    assert outcome.row.text.endswith("6,1" if profile == "ms2.0" else "6,1,")
+
+
+def test_constants_stand_beside_the_iterations(make_head, tmp_path):
+    """What never changes has one folder for its graph, whatever iteration it came in."""
+    outcome = Writer(tree(tmp_path)).write(encoded(make_head(constant=True, iteration=7)))
+    assert Path(outcome.path).parent == Path("rank_0/Net/0/constants")
+
+
+def test_figures_alone_make_a_row_and_no_file(make_head, tmp_path):
+    """A record without elements is stored as its row."""
+    head = make_head(figures=("6",))
+    outcome = Writer(tree(tmp_path)).write(
+        Encoded(Ticket("s", 1), head, "", "", (), 0, head.figures)
+    )
+    assert (outcome.fate, outcome.path) == (Fate.STORED, "")
+    assert outcome.row is not None
+    assert files(tmp_path) == []
+
+
+def test_record_that_could_not_be_written_has_no_row(make_head, tmp_path, caplog):
+    """A row never stands for a tensor that is not in the tree."""
+
+    def fail(descriptor: int, parts) -> None:
+        raise OSError(errno.ENOSPC, "failing on purpose")
+
+    writer = Writer(tree(tmp_path, write=fail))
+    outcome = writer.write(replace(encoded(make_head()), figures=("6",)))
+    assert (outcome.fate, outcome.row) == (Fate.DROPPED, None)
+    assert len(caplog.records) == 1

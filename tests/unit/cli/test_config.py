@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from suites.configurations import COMMON, E2E
+from suites.configurations import ABSENT, body_of
 
 from rankdump.cli.commands import answer
 from rankdump.contract.plan import DumpPlan
 
 
-def written(folder: Path, own: dict[str, object] | None = None, **changes: object) -> str:
-    body = {"common_dump_settings": {**COMMON, **changes}, "e2e_dump_settings": E2E}
+def written(
+    folder: Path, own: Mapping[str, object] = {}, *, e2e: object = {}, **changes: object
+) -> str:
     path = folder / "data_dump.json"
-    path.write_text(json.dumps(body | ({"rankdump": own} if own else {})))
+    path.write_text(json.dumps(body_of(common=changes, e2e=e2e, own=own)))
     return str(path)
+
+
+def said(output: str) -> dict[str, str]:
+    lines = [line.partition(":") for line in output.splitlines()]
+    return {name: value.strip() for name, _, value in lines}
 
 
 def test_a_plan_in_words(tmp_path, capsys):
@@ -25,16 +32,83 @@ def test_a_plan_in_words(tmp_path, capsys):
     kernels = ["Conv2D", "Default/a-A/A-op0", "name-regex(.*relu.*)"]
     changes = {"dump_mode": 1, "kernels": kernels, "iteration": "0|5-8", "input_output": 2}
     assert answer(["config", "check", written(tmp_path, own, **changes)]) == 0
-    lines = dict(line.split(":", 1) for line in capsys.readouterr().out.splitlines())
-    said = {name: value.strip() for name, value in lines.items()}
-    assert said["iterations"] == "0|5-8"
-    assert said["operators"] == "type Conv2D, Default/a-A/A-op0, name-regex(.*relu.*)"
-    assert said["sides"] == "outputs"
-    assert said["devices"] == "0, 1"
-    assert said["tree"] == "/tmp/dump (layout mindspore-sync, codec none)"
-    assert said["buffer"].endswith("when full: drop")
-    assert said["durability"] == "written, strict"
-    assert said["modes"] == "files 0440, folders 0750"
+    facts = said(capsys.readouterr().out)
+    assert facts["iterations"] == "0|5-8"
+    assert facts["operators"] == "type Conv2D, Default/a-A/A-op0, name-regex(.*relu.*)"
+    assert facts["sides"] == "outputs"
+    assert facts["devices"] == "0, 1"
+    assert facts["tree"] == "/tmp/dump (layout mindspore-sync, codec none)"
+    assert facts["profile"] == "ms2.3 (as MindSpore 2.3.0 writes)"
+    assert (facts["kept"], facts["saved"]) == ("every selected tensor", "tensors")
+    assert (facts["sampling"], facts["arguments"]) == ("off", "not written")
+    assert "statistics" not in facts
+    assert facts["buffer"].endswith("when full: drop")
+    assert facts["durability"] == "written, strict"
+    assert facts["modes"] == "files 0440, folders 0750"
+    assert "warning" not in facts
+
+
+DEVICE: dict[str, object] = {
+    "stat_calc_mode": "device",
+    "sample_mode": 1,
+    "sample_num": 20,
+    "save_kernel_args": True,
+}
+SPECIAL: list[tuple[dict[str, object], dict[str, object], dict[str, object], dict[str, str]]] = [
+    (
+        {"saved_data": "statistic", "statistic_category": ["avg", "max"]},
+        DEVICE,
+        {},
+        {
+            "saved": "statistics",
+            "statistics": "avg, max (computed on the device, high precision)",
+            "sampling": "the first 20 elements",
+            "arguments": "written",
+        },
+    ),
+    (
+        {"saved_data": "full"},
+        {},
+        {"profile": "ms2.0"},
+        {
+            "saved": "tensors and statistics",
+            "statistics": "max, min, avg, count, negative zero count, positive zero count, "
+            "nan count, negative inf count, positive inf count, zero count (computed on the host)",
+        },
+    ),
+    (
+        {"op_debug_mode": 3, "overflow_number": 1, "initial_iteration": 4},
+        {},
+        {},
+        {
+            "kept": "tensors of operators with an output that is not finite; "
+            "a rank stops after 1 such operator",
+            "iterations": "all; the first of the job is 4",
+        },
+    ),
+    ({"op_debug_mode": 4}, {}, {}, {"kept": "inputs of the operator that raises"}),
+    ({"dump_mode": 2}, {}, {}, {"operators": "those that the script marks with rankdump.set_dump"}),
+]
+
+
+@pytest.mark.parametrize(("changes", "e2e", "own", "facts"), SPECIAL)
+def test_what_a_plan_keeps(tmp_path, capsys, changes, e2e, own, facts):
+    """Content, trigger and marks are said; every line of them as it stands here."""
+    assert answer(["config", "check", written(tmp_path, own, e2e=e2e, **changes)]) == 0
+    assert said(capsys.readouterr().out).items() >= facts.items()
+
+
+def test_warnings_follow(tmp_path, capsys):
+    """What is accepted and will surprise stands last, line by line; the code is that of success."""
+    path = written(tmp_path, e2e=ABSENT, iteration="5-3", op_debug_mode=0)
+    assert answer(["config", "check", path]) == 0
+    *_, missing, reversed_range = capsys.readouterr().out.splitlines()
+    assert missing.startswith("warning: e2e_dump_settings: missing; ")
+    assert reversed_range.startswith(
+        "warning: common_dump_settings.iteration: '5-3' runs backwards"
+    )
+    assert answer(["config", "check", "--json", path]) == 0
+    assert len(json.loads(capsys.readouterr().out)["warnings"]) == 2
 
 
 def test_a_plan_for_scripts(tmp_path, capsys, monkeypatch):
@@ -50,7 +124,7 @@ def test_a_plan_for_scripts(tmp_path, capsys, monkeypatch):
     [
         ({"input_output": 3}, ["common_dump_settings.input_output", "3"]),
         ({"iteration": "0 | 5"}, ["common_dump_settings.iteration", "'0 | 5'", '"0|5-8|100-120"']),
-        ({"saved_data": "statistic"}, ["saved_data", "'statistic'", "tensor"]),
+        ({"saved_data": "statistics"}, ["saved_data", "'statistics'", '"full"']),
     ],
 )
 def test_the_key_at_fault(tmp_path, capsys, changes, words):

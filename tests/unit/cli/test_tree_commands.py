@@ -60,6 +60,11 @@ def test_ls_opens_with_an_overview(grown, capsys):
         (["--op", "*fc1*"], 8),
         (["--op", "Default/network-Net/layers-ModuleList/fc0-Linear/Linear-op0"], 8),
         (["--op", "Linear"], 16),
+        (["--op-regex", r"fc[1-9]-"], 8),
+        (["--op-regex", "^fc1"], 0),
+        (["--op-regex", r"Linear-op\d$", "--op", "*fc0*"], 8),
+        (["--graph", "0"], 16),
+        (["--graph", "1"], 0),
         (["--side", "input", "--rank", "0", "--iteration", "0"], 2),
     ],
 )
@@ -87,6 +92,36 @@ def test_ls_says_names_as_the_script_does(grown, capsys):
     _, out, _ = told(capsys, "ls", grown.root, "--rank", "0", "--iteration", "0")
     assert "layers.fc1/Linear-op1" in out
     assert all(len(line) <= 100 for line in out.splitlines()[:-2])
+
+
+def test_ls_says_what_there_is_when_nothing_matches(grown, capsys):
+    """An empty answer names what could be asked for; it is no failure."""
+    code, out, _ = told(capsys, "ls", grown.root, "--rank", "7")
+    assert code == 0
+    assert "no tensor matches: here are rank 0-1, graph 0, iteration 0-1, 2 operators: " in out
+    assert "layers.fc0/Linear-op0" in out
+
+
+def test_ls_shows_constants_beside_iterations(grown, capsys):
+    """They have a line of their own, and no iteration in JSON."""
+    grown.tensor(0, 0, "mask", VALUES, op_type="Parameter", constant=True)
+    _, out, _ = told(capsys, "ls", grown.root)
+    assert out.splitlines()[1].split()[:2] == ["0", "constants"]
+    assert "rank 0, constants, net Net, graph 0" in out
+    _, out, _ = told(capsys, "ls", grown.root, "--json", "--op", "Parameter")
+    (tensor,) = json.loads(out)["tensors"]
+    assert tensor["iteration"] is None
+    _, out, _ = told(capsys, "ls", grown.root, "--op", "Parameter", "--iteration", "0")
+    assert ": 0 tensors of" in out
+
+
+def test_ls_of_figures_alone_points_to_stats(tree, capsys):
+    """A tree of tables holds no tensor, and is no failure."""
+    tree.row(0, 0, "Default/a-A/A-op0", VALUES)
+    tree.complete(0, 0, world_size=1)
+    code, out, _ = told(capsys, "ls", tree.root)
+    assert code == 0
+    assert "figures in 1 statistic.csv file: rankdump stats" in out
 
 
 def test_ls_names_what_is_missing(grown, capsys):
@@ -201,6 +236,10 @@ def test_status_of_an_unbalanced_tree_is_wrong(grown, capsys):
         (["ls", "/nowhere/at/all"], "does not exist"),
         (["ls", ".", "--iteration", "0,2"], 'allowed: "all"'),
         (["ls", ".", "--side", "left"], "input"),
+        (["ls", ".", "--op-regex", "["], "is no expression"),
+        (["stats", ".", "--sort", "colour"], "l2norm"),
+        (["stats", "/nowhere/at/all"], "does not exist"),
+        (["find-source", "."], "Missing argument"),
         (["show"], "Missing argument"),
         (["status", "--json", "--watch"], "do not go together"),
         (["status", ".", "--agent", "unix:x"], "do not go together"),

@@ -81,6 +81,22 @@ def running(address: str) -> Iterator[Running]:
     server.stop()
 
 
+def bodies(running: Running, kind: str) -> list:
+    """What of one kind arrived, in its order."""
+    frames = running.agent.frames
+    return [getattr(f, kind) for f in frames if f.WhichOneof("body") == kind]
+
+
+def kinds(running: Running) -> list[str | None]:
+    """The kinds of all frames, in their order."""
+    return [frame.WhichOneof("body") for frame in running.agent.frames]
+
+
+def event_names(running: Running) -> list[str]:
+    """The names of all events."""
+    return [e.names[index] for e in bodies(running, "events") for index in e.name]
+
+
 def plan(tmp_path: Path, **delivery) -> DumpPlan:
     from rankdump.contract.plan import Delivery
 

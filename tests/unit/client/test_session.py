@@ -19,7 +19,7 @@ from rankdump.contract.errors import ExhaustedError
 from rankdump.contract.plan import DumpPlan, Iterations, Output, Selection
 from rankdump.identity import Identity
 
-from .conftest import Running, plan
+from .conftest import Running, bodies, event_names, plan
 
 
 def config(folder: Path, **changes) -> Path:
@@ -44,13 +44,11 @@ def config(folder: Path, **changes) -> Path:
 
 
 def records(running: Running) -> list:
-    return [f.record for f in running.agent.frames if f.WhichOneof("body") == "record"]
+    return bodies(running, "record")
 
 
 def ends(running: Running) -> list:
-    return [
-        f.iteration_end for f in running.agent.frames if f.WhichOneof("body") == "iteration_end"
-    ]
+    return bodies(running, "iteration_end")
 
 
 def test_the_import_is_light():
@@ -64,7 +62,27 @@ def test_the_import_is_light():
 
 
 def test_the_surface():
-    assert rankdump.__all__ == ["Session", "attach"]
+    assert set(rankdump.__all__) == {
+        "Session",
+        "attach",
+        "dump_start",
+        "dump_stop",
+        "open",
+        "set_dump",
+    }
+    assert all(callable(getattr(rankdump, name)) for name in rankdump.__all__)
+
+
+def test_what_reads_trees_is_loaded_when_it_is_asked_for():
+    code = (
+        "import sys, rankdump; before = 'rankdump.reader' in sys.modules; rankdump.open; "
+        "print(before, 'rankdump.reader' in sys.modules)"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["False", "True"]
+    for name in ("close", "reading"):
+        with pytest.raises(AttributeError, match=f"'rankdump' has no attribute '{name}'"):
+            getattr(rankdump, name)
 
 
 def test_off_without_a_plan():
@@ -219,8 +237,8 @@ def test_declarations_that_nobody_took_are_counted(tmp_path, address, caplog, mo
         session.step(i)
         session.dump("Add", "a", "input", 0, np.ones(1))
     session.close()
-    # Events and end of three iterations, and the goodbye: 7 in all, 2 of them kept.
-    assert "5 batches of events and ends of iterations were not sent" in caplog.text
+    # Events and end of three iterations, one graph, and the goodbye: 8 in all, 2 of them kept.
+    assert "6 batches of events, graphs and ends of iterations were not sent" in caplog.text
 
 
 def test_a_full_buffer_without_an_agent_never_waits(tmp_path, address, caplog):
@@ -251,10 +269,38 @@ def test_a_strict_plan_raises_where_the_iteration_ends(tmp_path, address):
         session.close()
 
 
+UNREADABLE = [
+    np.array(["text"]),
+    np.array([b"bytes"]),
+    "text",
+    np.array([object()]),
+    np.array(["2020"], "M8[D]"),
+    np.array([(1, 2)], "i4,i4"),
+    [[1], [1, 2]],
+]
+
+
+def test_strings_and_objects_are_counted_and_said_once(running, tmp_path, caplog):
+    """Law: what no file can hold is one logged line, and the rest of the dump goes on."""
+    with started(running, tmp_path) as session:
+        for slot, array in enumerate(UNREADABLE):
+            session.dump("Print", f"p{slot}", "input", slot, array)
+        session.dump("Add", "a", "input", 0, np.ones(1))
+    (end,) = ends(running)
+    assert (end.expected, dict(end.dropped)) == (8, {"unsupported_dtype": 7})
+    assert [r.op_name for r in records(running)] == ["a"]
+    assert caplog.text.count("tensors are dropped for unsupported_dtype, the first at p0") == 1
+    assert len(caplog.records) == 2, "the first one, and the sum at the end"
+
+
 def test_what_cannot_be_dumped_is_counted_and_training_goes_on(running, tmp_path, caplog):
     with started(running, tmp_path) as session:
         session.dump("Print", "p", "input", 0, np.array(["text"]))
         session.dump("Add", "a", "sideways", 0, np.ones(1))
+        session.dump("Add", "a", "input", -1, np.ones(1))
+        session.dump("Add", "a", "input", 1 << 32, np.ones(1))
+        session.dump("Add", "a", "input", 0, np.ones(1), graph=-1)
+        session.step(-1)
         session.dump("Add", "a", "input", 0, np.ones((0, 3)))
         session.dump("Add", "a", "input", 0, np.ones(1))
         session.attach("no model")
@@ -284,8 +330,7 @@ def test_threads_dump_without_mixing(running, tmp_path):
         expected = int(number) * 1000 + int(call) * 10 + record.slot
         assert set(np.frombuffer(record.data, "<i8").tolist()) == {expected}
     assert len({r.timestamp_us for r in records(running)}) == len(records(running)) == 240
-    frames = [f.events for f in running.agent.frames if f.WhichOneof("body") == "events"]
-    names = [f.names[index] for f in frames for index in f.name]
+    names = event_names(running)
     assert len(names) == len(set(names)) == 80
 
 
@@ -301,9 +346,7 @@ def test_events_tell_the_order_of_operators(running, tmp_path):
     with started(running, tmp_path) as session:
         for name in ("first", "first", "second"):
             session.dump("Add", name, "input", 0, np.ones(1))
-    frames = [f.events for f in running.agent.frames if f.WhichOneof("body") == "events"]
-    names = [f.names[index] for f in frames for index in f.name]
-    assert names == ["first", "second"]
+    assert event_names(running) == ["first", "second"]
 
 
 def test_a_forked_process_neither_sends_nor_waits(running, tmp_path):
@@ -323,7 +366,7 @@ def test_a_forked_process_neither_sends_nor_waits(running, tmp_path):
 
 def test_our_own_failure_does_not_reach_the_job(running, tmp_path, caplog, monkeypatch):
     session = started(running, tmp_path)
-    monkeypatch.setattr("rankdump.stage.Stage.take", lambda *_: 1 / 0)
+    monkeypatch.setattr("rankdump.stage.Stage.copy", lambda *_: 1 / 0)
     session.dump("Add", "a", "input", 0, np.ones(1))
     session.close()
     (end,) = ends(running)

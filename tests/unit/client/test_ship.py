@@ -142,7 +142,9 @@ def test_waiting_time_counts_only_while_something_waits(running: Running, tmp_pa
     watched = Watched(running.address, tmp_path)
     watched.ship.start(5)
     assert watched.ship.idle_s() == 0
+    assert not watched.ship.busy
     watched.ship.submit(staged(b"a"))
+    assert watched.ship.busy
     eventually(lambda: watched.ship.idle_s() > 0.05)
     assert watched.ship.close(0.1) == 1
 

@@ -48,3 +48,19 @@ def test_a_collective_carries_its_group():
     assert columns.groups == (group,)
     assert (event.kind, event.group, event.sequence) == (EventKind.ALL_REDUCE, "0", 3)
     assert (event.element_count, event.dtype, event.peer) == (10, "float32", -1)
+
+
+def test_only_the_last_events_wait_if_so_asked():
+    """Law: what gives way is counted, and a new iteration begins the count anew."""
+    trace = Trace(keep_last=2)
+    for name in "abc":
+        trace.finished(trace.started(), graph=0, name=name, collective=None)
+    assert trace.given_up == 1
+    columns = trace.take()
+    assert columns is not None
+    assert [event.name for event in columns.events()] == ["b", "c"]
+    trace.begin_iteration(1)
+    assert trace.given_up == 0
+    trace.finished(trace.started(), graph=0, name="d", collective=None)
+    trace.discard()
+    assert trace.take() is None

@@ -2,16 +2,44 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from suites.layout_laws import HOSTILE_NAMES, LayoutLaws
 
 from rankdump.contract.key import Side, TensorKey, sanitised
 from rankdump.contract.layout import mindspore_sync
+from rankdump.contract.layout.profile import PROFILES
 
 
-class TestMindsporeSync(LayoutLaws):
-    place_of = mindspore_sync.place_of
-    key_of = mindspore_sync.key_of
+def in_profile(name: str) -> type[LayoutLaws]:
+    """The laws, with the layout's functions in one profile."""
+    profile = PROFILES[name]
+
+    class Laws(LayoutLaws):
+        @staticmethod
+        def place_of(key: TensorKey, suffix: str) -> mindspore_sync.Place:
+            return mindspore_sync.place_of(key, suffix, profile)
+
+        @staticmethod
+        def readable(key: TensorKey) -> TensorKey:
+            return mindspore_sync.readable(key, profile)
+
+        key_of = mindspore_sync.key_of
+
+    return Laws
+
+
+class TestMs23(in_profile("ms2.3")):
+    pass
+
+
+class TestMs24(in_profile("ms2.4")):
+    pass
+
+
+class TestMs20(in_profile("ms2.0")):
+    pass
 
 
 KEY = TensorKey(
@@ -35,7 +63,48 @@ def test_mindspore_name():
     """A record's path is the one MindSpore 2.3 would write."""
     assert mindspore_sync.place_of(KEY, "").path == PATH
     assert mindspore_sync.place_of(KEY, ".zst").path == PATH + ".zst"
-    assert mindspore_sync.key_of(PATH) == KEY.sanitised()
+    assert mindspore_sync.key_of(PATH) == mindspore_sync.readable(KEY)
+
+
+WEIGHT = replace(
+    KEY, op_type="Parameter", op_name="layers.0.conv 1.weight", side=Side.OUTPUT, slot=0
+)
+FOLDER = "rank_3/LeNet/0/2"
+STAMP = KEY.timestamp_us
+
+
+@pytest.mark.parametrize(
+    ("profile", "key", "path"),
+    [
+        ("ms2.0", KEY, f"{FOLDER}/Conv2D.Conv2D-op0.0.0.{STAMP}.input.1.DefaultFormat.npy"),
+        (
+            "ms2.0",
+            WEIGHT,
+            f"{FOLDER}/Parameter.layers.0.conv_1.weight.0.0.{STAMP}.output.0.DefaultFormat.npy",
+        ),
+        (
+            "ms2.3",
+            WEIGHT,
+            f"{FOLDER}/Parameter.layers_0_conv_1_weight.0.0.{STAMP}.output.0.DefaultFormat.npy",
+        ),
+        (
+            "ms2.4",
+            replace(WEIGHT, element="Float32"),
+            f"{FOLDER}/Parameter.layers_0_conv_1_weight.0.0.{STAMP}.output.0"
+            ".DefaultFormat.Float32.npy",
+        ),
+        (
+            "ms2.3",
+            replace(WEIGHT, element="Float32", constant=True, iteration=7, op_name="data-3"),
+            f"rank_3/LeNet/0/constants/Parameter.data-3.0.0.{STAMP}.output.0.DefaultFormat.npy",
+        ),
+    ],
+)
+def test_profiles(profile: str, key: TensorKey, path: str):
+    """Each profile spells as its release does; constants stand beside the iterations."""
+    assert mindspore_sync.place_of(key, "", PROFILES[profile]).path == path
+    back = mindspore_sync.key_of(path)
+    assert back == mindspore_sync.readable(key, PROFILES[profile])
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def test_round_trip(manifest: Manifest):
     assert Manifest.from_json(manifest.to_json()) == manifest
 
 
-RECORD = ManifestRecord("p", "T", "a/b", "", "float32", (2, 3), 24, 20, "00")
+RECORD = ManifestRecord("p", 1_700_000_000_000_000, "T", "a/b", "", "float32", (2, 3), 24, 20, "00")
 STATUS = IterationStatus("job", "session", 0, 1, True, expected=1, stored=1)
 MANIFEST = Manifest(STATUS, 2, 0, "host", (RECORD,))
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from suites.configurations import (
-    COMMON,
     NOT_TEXT,
+    body_of,
     load_body,
     load_common,
     load_text,
@@ -21,7 +21,7 @@ from rankdump.contract.plan import Delivery, DumpPlan, Output
 
 
 def load_own(folder: Path, section: object) -> DumpPlan:
-    return load_body(folder, {"common_dump_settings": COMMON, "rankdump": section})
+    return load_body(folder, {**body_of(), "rankdump": section})
 
 
 def test_own_section(tmp_path: Path):
@@ -29,6 +29,7 @@ def test_own_section(tmp_path: Path):
     plan = load_own(
         tmp_path,
         {
+            "profile": "ms2.0",
             "codec": "none",
             "on_full": "drop",
             "block_timeout_s": 2,
@@ -39,12 +40,22 @@ def test_own_section(tmp_path: Path):
             "folder_mode": "770",
         },
     )
-    assert plan.output == Output("/tmp/dump", "LeNet", "mindspore-sync", "none", 0o640, 0o770)
+    assert plan.output == Output(
+        "/tmp/dump", "LeNet", "mindspore-sync", "ms2.0", "none", 0o640, 0o770
+    )
     assert plan.delivery == Delivery("drop", 2.0, 4096, "synced", True)
     assert load_own(tmp_path, {}) == load_common(tmp_path)
 
 
+@pytest.mark.parametrize("profile", ["ms2.3", "ms2.4", "ms2.0"])
+def test_profiles(tmp_path: Path, profile: str):
+    """Every profile that layouts know can be asked for; the default is the target's."""
+    assert load_own(tmp_path, {"profile": profile}).output.profile == profile
+    assert load_own(tmp_path, {}).output.profile == "ms2.3"
+
+
 OWN_REFUSED: list[tuple[str, tuple[Any, ...], str]] = [
+    ("profile", (*NOT_TEXT, "ms2.2", "MS2.3", ""), '"ms2.3", "ms2.4" or "ms2.0"'),
     ("codec", (*NOT_TEXT, "gzip", ""), '"none" or "zstd"'),
     ("on_full", (*NOT_TEXT, "wait"), '"block" or "drop"'),
     ("on_full", ("statistic",), '"statistic" is not done by this version'),
@@ -71,16 +82,16 @@ def test_refused_in_own_section(tmp_path: Path, key: str, value: object, allowed
 
 def test_infinite_timeout(tmp_path: Path):
     """A literal too large for a float is no number of seconds."""
-    text = json.dumps({"common_dump_settings": COMMON, "rankdump": {"block_timeout_s": 0.5}})
+    text = json.dumps(body_of(own={"block_timeout_s": 0.5}))
     with pytest.raises(ConfigError, match="block_timeout_s: inf is not allowed"):
         load_text(tmp_path, text.replace("0.5", "1e999"))
 
 
 @pytest.mark.parametrize(
-    ("key", "nearest"), [("codek", "codec"), ("buffer", "buffer_bytes"), ("onfull", "on_full")]
+    ("key", "nearest"), [("codek", "codec"), ("buffer", "buffer_bytes"), ("profil", "profile")]
 )
 def test_unknown_key_of_own_section(tmp_path: Path, key: str, nearest: str):
     """A misspelt key is an error here, and the nearest known one is named."""
-    error = refusal(tmp_path, {"common_dump_settings": COMMON, "rankdump": {key: 1}})
+    error = refusal(tmp_path, body_of(own={key: 1}))
     assert error.key == f"rankdump.{key}"
     assert error.allowed.endswith(f"nearest: {nearest}")

@@ -88,11 +88,15 @@ heads = st.builds(
         slot=uint32,
         task=uint32,
         stream=uint32,
+        constant=st.booleans(),
     ),
     dtype=texts,
     shape=st.lists(uint64, max_size=convert.MAX_DIMENSIONS).map(tuple),
     byte_count=uint64,
     argument=texts,
+    # No figure at all is not the same as no figures.
+    figures=st.none() | st.lists(texts, max_size=4).map(tuple),
+    switched_on=st.booleans(),
 )
 
 

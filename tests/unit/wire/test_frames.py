@@ -5,14 +5,24 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from suites.travel import ONE, counts, same_columns, sent, texts, uint64
+from suites.travel import ONE, counts, same_columns, sent, texts, uint32, uint64
 
 from rankdump.contract.errors import ProtocolError
 from rankdump.contract.events import EventColumns
 from rankdump.contract.exchange import (
     IterationEnd,
+    KernelArguments,
+    OperatorArguments,
     RecordHead,
     SessionEnd,
+)
+from rankdump.contract.graph import (
+    Graph,
+    GraphNode,
+    GraphParameter,
+    GraphPart,
+    SourceLine,
+    TensorType,
 )
 from rankdump.contract.key import Side, TensorKey
 from rankdump.wire import convert, frames
@@ -32,6 +42,83 @@ def test_session_end(end: SessionEnd):
     """A goodbye comes back as it was."""
     frame = sent(frames.declaration_frame(1, end), agent_pb2.Frame)
     assert convert.declaration_from_wire(frame) == end
+
+
+kinds = st.builds(TensorType, texts, st.lists(uint64, max_size=4).map(tuple))
+attributes = st.dictionaries(texts, texts, max_size=3)
+nodes = st.builds(
+    GraphNode,
+    name=texts,
+    op_type=texts,
+    inputs=st.lists(texts, max_size=3).map(tuple),
+    outputs=st.lists(kinds, max_size=3).map(tuple),
+    attributes=attributes,
+    source=st.lists(st.builds(SourceLine, texts, uint32, texts, texts), max_size=2).map(tuple),
+)
+graphs = st.builds(
+    Graph,
+    number=uint32,
+    nodes=st.lists(nodes, max_size=3).map(tuple),
+    parameters=st.lists(st.builds(GraphParameter, texts, kinds), max_size=3).map(tuple),
+    compiled=st.booleans(),
+)
+
+
+@given(part=st.builds(GraphPart, graphs, first=st.booleans(), last=st.booleans()))
+def test_graph_part(part: GraphPart):
+    """Some nodes of a graph come back as they were."""
+    frame = sent(frames.declaration_frame(1, part), agent_pb2.Frame)
+    assert convert.declaration_from_wire(frame) == part
+
+
+@given(
+    arguments=st.builds(
+        KernelArguments,
+        uint64,
+        st.lists(st.builds(OperatorArguments, uint32, texts, texts, attributes), max_size=3).map(
+            tuple
+        ),
+    )
+)
+def test_kernel_arguments(arguments: KernelArguments):
+    """What operators were configured with comes back as it was."""
+    frame = sent(frames.declaration_frame(1, arguments), agent_pb2.Frame)
+    assert convert.declaration_from_wire(frame) == arguments
+
+
+def test_names_that_utf8_cannot_hold():
+    """An unpaired surrogate anywhere in a graph or in arguments travels as a mark."""
+    bad = "a\ud800"
+    kind = TensorType("int8", ())
+    node = GraphNode(bad, bad, (bad,), (kind,), {bad: bad}, (SourceLine(bad, 1, bad, bad),))
+    part = GraphPart(Graph(0, (node,), (GraphParameter(bad, kind),)), first=True, last=True)
+    arguments = KernelArguments(0, (OperatorArguments(0, bad, bad, {bad: bad}),))
+    for declaration in (part, arguments):
+        frame = sent(frames.declaration_frame(1, declaration), agent_pb2.Frame)
+        assert "a?" in str(convert.declaration_from_wire(frame))
+
+
+@pytest.mark.parametrize("of_parameter", [True, False])
+def test_tensor_of_too_many_dimensions(of_parameter: bool):
+    """A graph is held to the same bound as a record."""
+    kind = agent_pb2.TensorType(shape=[1] * 65)
+    if of_parameter:
+        part = agent_pb2.GraphPart(parameters=[agent_pb2.GraphParameter(type=kind)])
+    else:
+        part = agent_pb2.GraphPart(nodes=[agent_pb2.GraphNode(outputs=[kind])])
+    with pytest.raises(ProtocolError, match="65 dimensions"):
+        convert.declaration_from_wire(agent_pb2.Frame(sequence=4, graph_part=part))
+
+
+@pytest.mark.parametrize("figures", [(), ("6", "1", "nan")])
+def test_figures_are_one_frame(figures: tuple[str, ...]):
+    """A record whose figures stand for its elements is one frame, whatever its tensor's size."""
+    key = TensorKey(3, "Net", 0, 0, 1, "T", "a", Side.INPUT, 0)
+    head = RecordHead(key, "uint8", (1 << 40,), 1 << 40, figures=figures)
+    (frame,) = frames.record_frames(7, head, memoryview(b""))
+    frame = sent(frame, agent_pb2.Frame)
+    assert frame.record.data == b""
+    assert convert.record_from_wire(frame.record, rank=3, net_name="Net") == head
 
 
 def test_events_in_a_frame():

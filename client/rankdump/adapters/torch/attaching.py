@@ -5,11 +5,14 @@ from __future__ import annotations
 import torch.distributed as dist
 from torch.nn import Module
 
+from rankdump.adapters.torch.calls import Calls
 from rankdump.adapters.torch.collectives import patch
 from rankdump.adapters.torch.ddp import observe_buckets
+from rankdump.adapters.torch.describing import Describer
 from rankdump.adapters.torch.gradients import Gradients
 from rankdump.adapters.torch.guard import shielded
-from rankdump.adapters.torch.modules import Calls, Installation
+from rankdump.adapters.torch.marks import Marking
+from rankdump.adapters.torch.modules import Installation
 from rankdump.adapters.torch.numbering import Numbering
 from rankdump.adapters.torch.observing import Observer
 from rankdump.adapters.torch.parameters import Parameters
@@ -29,29 +32,46 @@ class TorchHook:
         self._model = model
         self._observer = Observer(recorder, graph)
         self._numbering = Numbering()
-        self._gradients = Gradients(self._observer)
-        self._calls = Calls(self._observer, self._numbering, self._gradients)
+        self._describer = Describer(self._observer)
+        self._gradients = Gradients(self._observer, self._describer)
+        self._marking = Marking(model, self._observer)
+        self._calls = Calls(
+            self._observer, self._numbering, self._gradients, self._describer, self._marking
+        )
         self._parameters = Parameters(model, self._observer)
         self._installed: Installation | None = None
+        self._iteration = -1
         self._listening = False
         if dist.is_available():
             shielded(self._listen, self._observer.failed)
 
     def iteration_begins(self, iteration: int, armed: bool) -> None:
-        """Install the hooks for an armed iteration, remove them for any other."""
+        """Install the hooks for an armed iteration, remove them for any other.
+
+        An iteration may be armed and disarmed several times: its calls are numbered on.
+        """
+        if iteration != self._iteration:
+            self._iteration = iteration
+            self._numbering.restart()
+            self._parameters.restart()
         if self._listening:
             shielded(patch.refresh, self._observer.failed)
         shielded(self._arm if armed else self._disarm, self._observer.failed)
 
     def iteration_ends(self, iteration: int, armed: bool) -> None:
-        """Hand over parameters, and gradients that no optimizer used."""
+        """Hand over parameters, buffers, and gradients that no optimizer used."""
         if armed:
+            shielded(self._marking.refresh, self._observer.failed)
             shielded(self._parameters.finish, self._observer.failed)
+            # Those that only the iteration gave a shape.
+            shielded(self._describe_parameters, self._observer.failed)
+        self._describer.forget()
         shielded(self._gradients.release, self._observer.failed)
 
     def detach(self) -> None:
         """Leave the model as it was before."""
         shielded(self._disarm, self._observer.failed)
+        self._numbering.restart()
         if self._listening:
             self._listening = False
             patch.forget(self._observer.recorder, self._observer.graph)
@@ -63,12 +83,14 @@ class TorchHook:
         observe_buckets(self._model)
 
     def _arm(self) -> None:
-        self._numbering.restart()
         self._calls.restart()
-        self._parameters.restart()
+        self._parameters.start()
+        self._describer.forget()
         tree = tree_of(self._model)
         for note in tree.notes:
             self._observer.recorder.warn_once(note)
+        self._marking.tell(tree)
+        self._describe_parameters()
         if self._installed is None or not self._installed.tree.same_as(tree):
             self._uninstall()
             self._installed = Installation(tree, self._calls)
@@ -77,7 +99,11 @@ class TorchHook:
         self._uninstall()
         self._parameters.stop()
         self._gradients.release()
-        self._numbering.restart()
+        self._describer.forget()
+
+    def _describe_parameters(self) -> None:
+        if self._describer.active:
+            self._describer.parameters(self._parameters.named())
 
     def _uninstall(self) -> None:
         installed, self._installed = self._installed, None

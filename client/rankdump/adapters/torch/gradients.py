@@ -5,7 +5,8 @@ in-place modules then fail. A tensor hook sees the gradient summed over all cons
 changes nothing.
 
 A backward operator is one event, recorded when its first gradient arrives; what autograd does
-inside it cannot be seen from here.
+inside it cannot be seen from here. It is over when the gradients of all that the forward read
+have arrived; one of which none is expected is over as soon as it was seen.
 """
 
 # torch's stubs leave hooks and handles untyped.
@@ -20,6 +21,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.utils.hooks import RemovableHandle
 
+from rankdump.adapters.torch.describing import Describer
 from rankdump.adapters.torch.guard import shielded, uncompiled
 from rankdump.adapters.torch.internals import traced, unwrapped
 from rankdump.adapters.torch.observing import Observer
@@ -31,33 +33,15 @@ from rankdump.hook import Leaf
 _BACKWARD_SIDE = {Side.INPUT: Side.OUTPUT, Side.OUTPUT: Side.INPUT}
 
 
-class Arrivals:
-    """Which gradients of one run of a backward operator have been seen."""
-
-    __slots__ = ("_seen",)
-
-    def __init__(self) -> None:
-        self._seen: set[tuple[Side, int]] = set()
-
-    def begins(self, side: Side, slot: int) -> bool:
-        """Note a gradient; return whether a run of the operator begins with it."""
-        begins = not self._seen or (side, slot) in self._seen
-        if begins:
-            self._seen.clear()
-        self._seen.add((side, slot))
-        return begins
-
-
 class Gradients:
     """Places the hooks of one attached model."""
 
-    def __init__(self, observer: Observer) -> None:
+    def __init__(self, observer: Observer, describer: Describer) -> None:
         self._observer = observer
+        self._describer = describer
         self._on_leaves: list[RemovableHandle] = []
 
-    def watch(
-        self, call: Call, side: Side, leaves: Iterable[Leaf], arrivals: Arrivals, *, again: bool
-    ) -> None:
+    def watch(self, call: Call, side: Side, leaves: Iterable[Leaf], *, again: bool) -> None:
         """Wait for the gradients of what a call read or wrote.
 
         `again` says the call is being recomputed: slots its forward already waits for are left
@@ -77,7 +61,8 @@ class Gradients:
             if not again:
                 call.watched.add(place)
             register = cast("Callable[[object], RemovableHandle]", tensor.register_hook)
-            handle = register(_Arrival(self._observer, call, side, leaf, arrivals))
+            handle = register(_Arrival(self, call, side, leaf))
+            call.arrivals.expect(side, leaf.slot, id(tensor))
             if tensor.is_leaf:
                 self._on_leaves.append(handle)
 
@@ -87,36 +72,41 @@ class Gradients:
         for handle in handles:
             handle.remove()
 
+    def take(self, call: Call, side: Side, leaf: Leaf) -> None:
+        """Hand over a gradient that has arrived, on that side of the forward."""
+        observer, name = self._observer, call.scope.gradient(call.number)
+        if not observer.armed:
+            return
+        if call.arrivals.begins(side, leaf.slot):
+            observer.event(name)
+            if self._describer.active:
+                shielded(self._describer.gradient, self.failed, call)
+        observer.tensors(call.scope.op_type, name, _BACKWARD_SIDE[side], [leaf])
+        if call.arrivals.complete:
+            observer.recorder.settled(name)
+
+    def failed(self, error: Exception) -> None:
+        """Report that a hook could not do its work."""
+        self._observer.failed(error)
+
 
 class _Arrival:
     """The hook of one slot; it holds what describes a tensor, never one."""
 
-    __slots__ = ("_argument", "_arrivals", "_call", "_observer", "_side", "_slot")
+    __slots__ = ("_argument", "_call", "_gradients", "_side", "_slot")
 
-    def __init__(
-        self, observer: Observer, call: Call, side: Side, leaf: Leaf, arrivals: Arrivals
-    ) -> None:
-        self._observer = observer
+    def __init__(self, gradients: Gradients, call: Call, side: Side, leaf: Leaf) -> None:
+        self._gradients = gradients
         self._call = call
         self._side = side
         self._slot = leaf.slot
         self._argument = leaf.argument
-        self._arrivals = arrivals
 
     @uncompiled
     def __call__(self, gradient: Tensor) -> None:
         if not traced():
-            shielded(self._take, self._observer.failed, gradient)
-
-    def _take(self, gradient: Tensor) -> None:
-        if not self._observer.armed:
-            return
-        scope = self._call.scope
-        name = scope.gradient(self._call.number)
-        if self._arrivals.begins(self._side, self._slot):
-            self._observer.event(name)
-        leaf = Leaf(self._slot, self._argument, gradient)
-        self._observer.tensors(scope.op_type, name, _BACKWARD_SIDE[self._side], [leaf])
+            leaf = Leaf(self._slot, self._argument, gradient)
+            shielded(self._gradients.take, self._gradients.failed, self._call, self._side, leaf)
 
 
 def _hookable(tensor: Tensor) -> bool:

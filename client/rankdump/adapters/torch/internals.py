@@ -42,6 +42,21 @@ def version_of(tensor: Tensor) -> int:
     return tensor._version
 
 
+def viewed(tensor: Tensor) -> Tensor | None:
+    """Return the tensor whose elements this one shows; None when it has its own."""
+    return tensor._base
+
+
+def node_number(node: Any) -> int:
+    """Return the number of a node of the graph, in the order in which its thread made nodes."""
+    return node._sequence_nr()
+
+
+def is_persistent(module: Module, buffer: str) -> bool:
+    """Return whether a buffer of the module is part of its state."""
+    return buffer not in module._non_persistent_buffers_set
+
+
 def outside_modes() -> AbstractContextManager[None]:
     """Keep a user's function modes from seeing what is asked of a tensor within."""
     return _C.DisableTorchFunction()
@@ -49,14 +64,20 @@ def outside_modes() -> AbstractContextManager[None]:
 
 @contextmanager
 def unobserved() -> Generator[None]:
-    """Keep autograd, torch.func and a user's modes from seeing what is read within."""
+    """Keep autograd, autocast, torch.func and a user's modes from seeing what is read within."""
     with (
         _C.DisableTorchFunction(),
         _C._DisableTorchDispatch(),
+        _as_typed(),
         torch.no_grad(),
         _outside_transforms(),
     ):
         yield
+
+
+def _as_typed() -> AbstractContextManager[Any]:
+    # Without this a torch too old for it may compute in the types that autocast likes better.
+    return _C._DisableAutocast() if hasattr(_C, "_DisableAutocast") else nullcontext()
 
 
 def _outside_transforms() -> AbstractContextManager[Any]:

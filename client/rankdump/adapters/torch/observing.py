@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rankdump.adapters.torch.tensors import source_of
 from rankdump.contract.key import Side
-from rankdump.hook import Leaf
+from rankdump.hook import PARAMETER, Leaf
 from rankdump.values import Observation, Recorder
 
 logger = logging.getLogger(__name__)
@@ -38,6 +38,13 @@ class Observer:
             if isinstance(leaf.value, Tensor):
                 self._tensor(op_type, op_name, side, leaf, leaf.value)
 
+    def lone(self, name: str, argument: str, tensor: Tensor, *, constant: bool = False) -> None:
+        """Hand over a tensor that is an operator by itself: a parameter, buffer or gradient."""
+        if self.recorder.wants(name, Side.OUTPUT):
+            leaf = Leaf(0, argument, tensor)
+            self._tensor(PARAMETER, name, Side.OUTPUT, leaf, tensor, constant=constant)
+            self.recorder.settled(name)
+
     def event(self, name: str) -> None:
         """Record an event without duration."""
         self.recorder.finished(self.recorder.started(), graph=self.graph, name=name)
@@ -47,7 +54,16 @@ class Observer:
         logger.debug("hook failed", exc_info=error)
         self.recorder.warn_once(f"a hook failed: {type(error).__name__}: {error}")
 
-    def _tensor(self, op_type: str, op_name: str, side: Side, leaf: Leaf, tensor: Tensor) -> None:
+    def _tensor(
+        self,
+        op_type: str,
+        op_name: str,
+        side: Side,
+        leaf: Leaf,
+        tensor: Tensor,
+        *,
+        constant: bool = False,
+    ) -> None:
         try:
             source = source_of(tensor)
             if isinstance(source, str):
@@ -62,6 +78,7 @@ class Observer:
                     slot=leaf.slot,
                     argument=leaf.argument,
                     tensor=source,
+                    constant=constant,
                 )
             )
         except Exception as error:

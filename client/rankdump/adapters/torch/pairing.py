@@ -40,6 +40,44 @@ class Surroundings:
     grad: bool = True
 
 
+class Arrivals:
+    """Which gradients of one run of a backward operator have been seen.
+
+    A recomputed call shares them with its forward: their gradients are one operator's.
+    """
+
+    __slots__ = ("_awaited", "_read", "_seen")
+
+    def __init__(self) -> None:
+        self._awaited: set[tuple[Side, int]] = set()
+        self._read: set[int] = set()
+        self._seen: set[tuple[Side, int]] = set()
+
+    def expect(self, side: Side, slot: int, identity: int) -> None:
+        """Expect a gradient; the run ends with those of what the forward read.
+
+        One tensor that was read and returned has one gradient: it ends the run when it has been
+        seen on both sides.
+        """
+        if side is Side.INPUT:
+            self._read.add(identity)
+        if identity in self._read:
+            self._awaited.add((side, slot))
+
+    def begins(self, side: Side, slot: int) -> bool:
+        """Note a gradient; return whether a run of the operator begins with it."""
+        begins = not self._seen or (side, slot) in self._seen
+        if begins:
+            self._seen.clear()
+        self._seen.add((side, slot))
+        return begins
+
+    @property
+    def complete(self) -> bool:
+        """Whether this run has given all gradients that are expected of it."""
+        return self._awaited <= self._seen
+
+
 @dataclass(slots=True, eq=False)
 class Call:
     """One forward call of one operator."""
@@ -53,6 +91,7 @@ class Call:
     repeated: int = 0
     watched: set[tuple[Side, int]] = field(default_factory=set[tuple[Side, int]])
     """Slots whose gradients the forward call itself waits for."""
+    arrivals: Arrivals = field(default_factory=Arrivals)
 
 
 def region_start(program: Sequence[Call], step: Step) -> int | None:

@@ -1,7 +1,8 @@
-"""Parameters after the step, and the gradients the optimizer is about to use.
+"""Parameters and buffers after the step, and the gradients the optimizer is about to use.
 
 A gradient is read where an optimizer's step begins: after accumulation, reduction, unscaling
-and clipping. Without an optimizer of torch it is read at the end of the iteration.
+and clipping. Without an optimizer of torch it is read at the end of the iteration. A buffer that
+is not part of the model's state is a constant: it is handed over once.
 """
 
 # torch's stubs leave an optimizer's groups untyped.
@@ -10,6 +11,7 @@ and clipping. Without an optimizer of torch it is read at the end of the iterati
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor
@@ -21,13 +23,13 @@ from torch.utils.hooks import RemovableHandle
 from rankdump.adapters.torch.guard import shielded, uncompiled
 from rankdump.adapters.torch.internals import traced
 from rankdump.adapters.torch.observing import Observer
-from rankdump.adapters.torch.scopes import named_parameters
+from rankdump.adapters.torch.scopes import named_buffers, named_parameters
 from rankdump.contract.key import Side
-from rankdump.hook import PARAMETER, Leaf, gradient_name
+from rankdump.hook import gradient_name
 
 
 class Parameters:
-    """The parameters of one attached model."""
+    """The parameters and buffers of one attached model."""
 
     def __init__(self, model: Module, observer: Observer) -> None:
         self._model = model
@@ -35,14 +37,18 @@ class Parameters:
         self._named: list[tuple[str, Parameter]] = []
         self._names: dict[int, str] = {}
         self._recorded: set[str] = set()
+        self._constants: set[str] = set()
         self._handle: RemovableHandle | None = None
 
     def restart(self) -> None:
-        """Observe the optimizers of an iteration that begins."""
+        """Forget which gradients were handed over: an iteration begins."""
+        self._recorded.clear()
+
+    def start(self) -> None:
+        """Observe optimizers from now on."""
         # One walk through the modules an iteration: it costs more than all that follows.
         self._named = list(named_parameters(self._model))
         self._names = {id(parameter): name for name, parameter in self._named}
-        self._recorded.clear()
         if self._handle is None:
             self._handle = register_optimizer_step_pre_hook(self._before_step)
 
@@ -54,13 +60,23 @@ class Parameters:
         self._named = []
         self._names = {}
 
+    def named(self) -> Iterator[tuple[str, Tensor]]:
+        """Return parameters, then buffers, each once under its dotted name."""
+        yield from named_parameters(self._model)
+        for name, buffer, _ in named_buffers(self._model):
+            yield name, buffer
+
     def finish(self) -> None:
-        """Hand over what an ended iteration left: gradients not yet seen, then parameters."""
+        """Hand over what an ended iteration left: gradients not yet seen, then all the rest."""
         for name, parameter in self._named:
             self._gradient(name, parameter)
         for name, parameter in self._named:
-            leaf = Leaf(0, "parameter", parameter)
-            self._observer.tensors(PARAMETER, name, Side.OUTPUT, [leaf])
+            self._observer.lone(name, "parameter", parameter)
+        for name, buffer, persistent in named_buffers(self._model):
+            if persistent:
+                self._observer.lone(name, "buffer", buffer)
+            else:
+                self._constant(name, buffer)
 
     @uncompiled
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -80,5 +96,9 @@ class Parameters:
         gradient = parameter.grad
         if gradient is not None and name not in self._recorded:
             self._recorded.add(name)
-            leaf = Leaf(0, "grad", gradient)
-            self._observer.tensors(PARAMETER, gradient_name(name), Side.OUTPUT, [leaf])
+            self._observer.lone(gradient_name(name), "grad", gradient)
+
+    def _constant(self, name: str, buffer: Tensor) -> None:
+        if name not in self._constants and self._observer.recorder.wants(name, Side.OUTPUT):
+            self._constants.add(name)
+            self._observer.lone(name, "buffer", buffer, constant=True)

@@ -5,13 +5,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
+from torch import Tensor
 from torch.nn import Module, Parameter
 
-from rankdump.adapters.torch.internals import compiled_call
+from rankdump.adapters.torch.internals import compiled_call, is_persistent
 from rankdump.hook import Scope, scope_of
 
 # By name, because importing the compiler costs a second that most jobs need not pay.
@@ -71,12 +73,31 @@ def tree_of(model: Module) -> Tree:
 
 def named_parameters(model: Module) -> Iterator[tuple[str, Parameter]]:
     """Return each parameter once, under its dotted name."""
-    seen: set[int] = set()
+    for _, name, parameter in _once(model, lambda module: module.named_parameters(recurse=False)):
+        yield name, parameter
+
+
+def named_buffers(model: Module) -> Iterator[tuple[str, Tensor, bool]]:
+    """Return each buffer once, with its dotted name and whether it is part of the state."""
+    for module, name, buffer in _once(model, lambda module: module.named_buffers(recurse=False)):
+        yield name, buffer, is_persistent(module, name.rpartition(".")[2])
+
+
+def names_within(model: Module, chosen: Callable[[Module], bool]) -> Iterator[str]:
+    """Return the dotted names of the parameters and buffers that the chosen modules own."""
+    names: dict[int, str] = {}
     for prefix, module in _modules(model, "", set()):
-        for name, parameter in module.named_parameters(recurse=False):
-            if id(parameter) not in seen:
-                seen.add(id(parameter))
-                yield prefix + name, parameter
+        for name, tensor in own_tensors(module):
+            # A shared one is known under the first of its names, whoever was chosen.
+            known = names.setdefault(id(tensor), prefix + name)
+            if chosen(module):
+                yield known
+
+
+def own_tensors(module: Module) -> Iterator[tuple[str, Tensor]]:
+    """Return the parameters and buffers that stand in a module itself."""
+    yield from module.named_parameters(recurse=False)
+    yield from module.named_buffers(recurse=False)
 
 
 class _Walk:
@@ -112,6 +133,20 @@ class _Walk:
     def _bound(self, boundary: Operator) -> None:
         self.operators.append(boundary)
         self.notes.add(COMPILED)
+
+
+_Tensor = TypeVar("_Tensor", bound=Tensor)
+
+
+def _once(
+    model: Module, owned: Callable[[Module], Iterable[tuple[str, _Tensor]]]
+) -> Iterator[tuple[Module, str, _Tensor]]:
+    seen: set[int] = set()
+    for prefix, module in _modules(model, "", set()):
+        for name, tensor in owned(module):
+            if id(tensor) not in seen:
+                seen.add(id(tensor))
+                yield module, prefix + name, tensor
 
 
 def _modules(module: Module, prefix: str, seen: set[int]) -> Iterator[tuple[str, Module]]:

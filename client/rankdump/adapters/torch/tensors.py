@@ -12,9 +12,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rankdump.adapters.torch.internals import has_own_elements, outside_modes, unobserved, unwrapped
+from rankdump.adapters.torch import device_figures
+from rankdump.adapters.torch.internals import (
+    has_own_elements,
+    outside_modes,
+    unobserved,
+    unwrapped,
+    version_of,
+)
 from rankdump.contract.dtypes import ELEMENT_TYPES
 from rankdump.contract.errors import ProtocolError
+from rankdump.contract.plan import Precision
+from rankdump.values import Deferred
 
 _SMALL_BYTES = 1 << 16
 """Below this a plain copy takes less time than asking torch for one, which may use threads."""
@@ -25,6 +34,8 @@ class TorchTensor:
     """A tensor with its own elements, strided, on any device."""
 
     tensor: Tensor
+    version: int | None = None
+    """How often it had been changed in place; None when it does not count that."""
 
     @property
     def dtype(self) -> str:
@@ -57,6 +68,42 @@ class TorchTensor:
                 packed = torch.frombuffer(target, dtype=torch.uint8).view(self.tensor.dtype)
                 packed.view(self.tensor.shape).copy_(self.tensor.detach())
 
+    def head(self, count: int) -> TorchTensor:
+        """Return the first elements in C order, as a tensor of one dimension.
+
+        It is a view where the elements lie in that order, else a copy of little more than them.
+        """
+        with unobserved():
+            first = _first_rows(self.tensor.detach(), count).reshape(-1)[:count]
+        shared = first.untyped_storage().data_ptr() == self.tensor.untyped_storage().data_ptr()
+        if shared or self.version is None:
+            return TorchTensor(first, self.version)
+        # What has changed before is not brought back by a copy.
+        return TorchTensor(first, -1 if self.changed() else version_of(first))
+
+    def finite(self) -> bool:
+        """Return whether no element is NaN or infinite; one number is read back."""
+        tensor = self.tensor
+        if not tensor.numel() or not (tensor.is_floating_point() or tensor.is_complex()):
+            return True
+        with unobserved():
+            # Extremes are NaN when an element is. A sum would do, too, but could overflow itself.
+            low, high = torch.aminmax(device_figures.comparable(tensor))
+            return bool((low.isfinite() & high.isfinite()).item())
+
+    def changed(self) -> bool:
+        """Return whether the elements are known to have changed since this source was made.
+
+        Writes past autograd, through `.data` or another library, are not known.
+        """
+        return self.version is not None and version_of(self.tensor) != self.version
+
+    def figures(self, items: tuple[str, ...], precision: Precision) -> Deferred | None:
+        """Start computing statistics on the accelerator; None when the tensor is in host memory."""
+        if self.tensor.device.type == "cpu":
+            return None
+        return device_figures.start(self.tensor, items, precision)
+
     def _packed(self) -> bool:
         """Return whether the elements lie in host memory just as they are to be written."""
         tensor = self.tensor
@@ -71,12 +118,26 @@ def source_of(tensor: Tensor) -> TorchTensor | str:
     """Return the tensor as a source, or the reason why its elements cannot be read."""
     tensor = unwrapped(tensor)
     reason = _unreadable(tensor)
-    return reason if reason else TorchTensor(tensor)
+    return reason if reason else TorchTensor(tensor, _version(tensor))
 
 
 def dtype_name(tensor: Tensor) -> str:
     """Return the element type as in `contract.dtypes`."""
     return str(tensor.dtype).removeprefix("torch.")
+
+
+def _first_rows(tensor: Tensor, count: int) -> Tensor:
+    """Return a view of no more leading rows than hold that many elements."""
+    while tensor.dim() > 1 and tensor.numel():
+        inner = tensor.numel() // tensor.shape[0]
+        if count > inner:
+            return tensor.narrow(0, 0, min(-(-count // inner), tensor.shape[0]))
+        tensor = tensor.select(0, 0)
+    return tensor
+
+
+def _version(tensor: Tensor) -> int | None:
+    return None if tensor.is_inference() else version_of(tensor)
 
 
 def _unreadable(tensor: Tensor) -> str:

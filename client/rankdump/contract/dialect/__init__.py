@@ -11,6 +11,7 @@ from typing import Protocol, cast
 
 from rankdump.contract.dialect import mindspore
 from rankdump.contract.dialect.document import decode
+from rankdump.contract.dialect.notes import Notes
 from rankdump.contract.errors import MISSING, ConfigError
 from rankdump.contract.plan import DumpPlan
 
@@ -19,9 +20,12 @@ class Parse(Protocol):
     """One dialect; pure."""
 
     def __call__(
-        self, body: Mapping[str, object], *, file: str, environ: Mapping[str, str]
+        self, body: Mapping[str, object], *, file: str, environ: Mapping[str, str], notes: Notes
     ) -> DumpPlan:
-        """Return the plan a document describes; ConfigError names the key at fault."""
+        """Return the plan a document describes, with the notes as its warnings.
+
+        ConfigError names the key at fault.
+        """
         ...
 
 
@@ -35,11 +39,13 @@ def load(path: Path, environ: Mapping[str, str]) -> tuple[DumpPlan, bytes]:
     """Return the plan in a file and the file's bytes; ConfigError when it holds none."""
     data = _read(path)
     file = str(path)
-    body = decode(data, file=file)
+    notes = Notes()
+    body = decode(data, file=file, notes=notes)
     if isinstance(body, dict):
         for marker, parse in _DIALECTS.items():
             if marker in body:
-                return parse(cast("dict[str, object]", body), file=file, environ=environ), data
+                document = cast("dict[str, object]", body)
+                return parse(document, file=file, environ=environ, notes=notes), data
     raise ConfigError(file, next(iter(_DIALECTS)), MISSING, _KNOWN)
 
 

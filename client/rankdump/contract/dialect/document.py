@@ -4,22 +4,34 @@ from __future__ import annotations
 
 import codecs
 import json
+from collections import Counter
 from typing import NoReturn
 
+from rankdump.contract.dialect.notes import Notes
 from rankdump.contract.errors import ConfigError
 
 _ALLOWED = "one JSON object in UTF-8, without comments"
 
 
-def decode(data: bytes, *, file: str) -> object:
+def decode(data: bytes, *, file: str, notes: Notes) -> object:
     """Return the first value; a byte order mark before it and bytes after it do not matter.
 
-    Of two equal keys the last one counts.
+    Of two equal keys the last one counts, and is noted.
     """
+
+    def united(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        values = dict(pairs)
+        if len(values) < len(pairs):
+            for key, count in Counter(key for key, _ in pairs).items():
+                if count > 1:
+                    notes.add(key, values[key], f"is the last of {count} equal keys and counts")
+        return values
+
     # Bytes that are not UTF-8 are an error only up to the end of the value.
     text = data.removeprefix(codecs.BOM_UTF8).decode(errors="surrogateescape").lstrip(" \t\r\n")
+    decoder = json.JSONDecoder(parse_constant=_no_constant, object_pairs_hook=united)
     try:
-        value, end = json.JSONDecoder(parse_constant=_no_constant).raw_decode(text)
+        value, end = decoder.raw_decode(text)
         text[:end].encode()
     except json.JSONDecodeError as error:
         cause = f"{error.msg} in line {error.lineno}, column {error.colno}"

@@ -21,19 +21,30 @@ def parse_iterations(text: str) -> Iterations | None:
         return Iterations()
     if not _CHARACTERS.fullmatch(text):
         return None
-    spans = (_span(segment) for segment in text.split("|"))
-    return Iterations(text, tuple(span for span in spans if span is not None))
+    read = map(_read, text.split("|"))
+    return Iterations(text, tuple(span for span in read if isinstance(span, tuple)))
 
 
-def _span(segment: str) -> tuple[int, int] | None:
+def idle_segments(text: str) -> dict[str, str]:
+    """Return the segments of an accepted text that match no iteration, each with the reason."""
+    if text == "all":
+        return {}
+    read = ((segment, _read(segment)) for segment in text.split("|"))
+    return {segment: found for segment, found in read if isinstance(found, str)}
+
+
+def _read(segment: str) -> tuple[int, int] | str:
+    """Return a segment's span, or why it has none."""
+    if not segment:
+        return "is an empty segment"
     found = _SEGMENT.fullmatch(segment)
     if found is None:
-        return None
+        return "is neither a number nor a range"
     low = _number(found[1])
     high = low if found[2] is None else _number(found[2])
-    if low is None or high is None or low > high:
-        return None
-    return low, high
+    if low is None or high is None:
+        return "has a number over 64 bits"
+    return (low, high) if low <= high else "runs backwards"
 
 
 def _number(digits: str) -> int | None:

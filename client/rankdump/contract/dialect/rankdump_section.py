@@ -10,7 +10,9 @@ import re
 from collections.abc import Mapping
 from typing import Literal, cast
 
+from rankdump.contract.dialect.notes import Notes
 from rankdump.contract.dialect.section import Section
+from rankdump.contract.layout.profile import PROFILES
 from rankdump.contract.plan import Delivery, Output
 
 SECTION = "rankdump"
@@ -18,6 +20,7 @@ MAX_BLOCK_TIMEOUT_S = 86_400
 MAX_BUFFER_BYTES = 1 << 40
 
 _KEYS = (
+    "profile",
     "codec",
     "on_full",
     "block_timeout_s",
@@ -32,10 +35,10 @@ _EMPTY: dict[str, object] = {SECTION: {}}
 
 
 def parse_section(
-    body: Mapping[str, object], *, file: str, root: str, net_name: str
+    body: Mapping[str, object], *, file: str, root: str, net_name: str, notes: Notes
 ) -> tuple[Output, Delivery]:
     """Return output and delivery; a key that is not there keeps the plan's default."""
-    section = Section.of(body if SECTION in body else _EMPTY, SECTION, file=file)
+    section = Section.of(body if SECTION in body else _EMPTY, SECTION, file=file, notes=notes)
     _check_keys(section)
     return _output(section, Output(root, net_name)), _delivery(section, Delivery())
 
@@ -51,6 +54,7 @@ def _output(section: Section, default: Output) -> Output:
     return Output(
         root=default.root,
         net_name=default.net_name,
+        profile=section.choice("profile", tuple(PROFILES), default=default.profile),
         codec=section.choice("codec", ("none", "zstd"), default=default.codec),
         file_mode=_mode(section, "file_mode", must=0o400, default=default.file_mode),
         folder_mode=_mode(section, "folder_mode", must=0o700, default=default.folder_mode),

@@ -17,6 +17,8 @@ DEFAULT_FOLDER = "debug_dump"
 
 _PATH = re.compile(r"/[A-Za-z0-9_/-]*")
 _ALLOWED = "an absolute folder of A-Z a-z 0-9 _ - and /"
+_LONGEST_NAME, _LONGEST_PATH = 255, 4095
+"""What Linux takes for one folder and for a whole path, in bytes."""
 
 
 def parse_root(common: Section, environ: Mapping[str, str]) -> str:
@@ -27,7 +29,10 @@ def parse_root(common: Section, environ: Mapping[str, str]) -> str:
     override = environ.get(OUTPUT_VARIABLE, "")
     if override and not override.startswith("/"):
         raise ConfigError(common.file, OUTPUT_VARIABLE, override, "an absolute folder")
-    return _tidy(override or path or _default(common, environ))
+    root = _tidy(override or path or _default(common, environ))
+    if len(root) > _LONGEST_PATH or any(len(name) > _LONGEST_NAME for name in root.split("/")):
+        common.note("path", "is longer than a file system takes: no file can be written", root)
+    return root
 
 
 def _default(common: Section, environ: Mapping[str, str]) -> str:

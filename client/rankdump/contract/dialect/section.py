@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
+from rankdump.contract.dialect.notes import Notes
 from rankdump.contract.errors import MISSING, ConfigError
 
 _UINT64 = 1 << 64
@@ -15,7 +16,7 @@ _UINT32_MASK = 0xFFFF_FFFF
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One JSON object, with where it stands.
+    """One JSON object, with where it stands and where to say what surprises.
 
     Each reader takes a default for an optional key; a key without one has to be there.
     """
@@ -23,18 +24,24 @@ class Section:
     file: str
     name: str
     values: Mapping[str, object]
+    notes: Notes
 
     @staticmethod
-    def of(body: Mapping[str, object], name: str, *, file: str) -> Section:
+    def of(body: Mapping[str, object], name: str, *, file: str, notes: Notes) -> Section:
         """Return the section of that name; ConfigError when it is no object."""
         values = body.get(name, MISSING)
         if not isinstance(values, dict):
             raise ConfigError(file, name, values, "an object")
-        return Section(file, name, cast("dict[str, object]", values))
+        return Section(file, name, cast("dict[str, object]", values), notes)
 
     def refusal(self, key: str, allowed: str) -> ConfigError:
         """Return the error that says what may stand at a key."""
         return ConfigError(self.file, f"{self.name}.{key}", self.values.get(key, MISSING), allowed)
+
+    def note(self, key: str, reason: str, part: object = MISSING) -> None:
+        """Say something of a key's value, or of that part of it."""
+        value = self.values.get(key, MISSING) if part is MISSING else part
+        self.notes.add(f"{self.name}.{key}", value, reason)
 
     def require(self, allowed: Mapping[str, str]) -> None:
         """Raise for the first of these keys that is missing."""
@@ -42,8 +49,8 @@ class Section:
             if key not in self.values:
                 raise self.refusal(key, text)
 
-    def uint(self, key: str, among: Sequence[int], allowed: str, default: int | None = None) -> int:
-        """Return an unsigned integer that is one of these.
+    def count(self, key: str, allowed: str, default: int | None = None) -> int:
+        """Return an unsigned integer of 32 bits.
 
         MindSpore keeps the low 32 bits of a 64-bit literal and refuses `1.0`, `true` and `-1`.
         """
@@ -51,6 +58,13 @@ class Section:
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < _UINT64:
             raise self.refusal(key, allowed)
         number = value & _UINT32_MASK
+        if number != value:
+            self.note(key, f"is cut to its low 32 bits and read as {number}")
+        return number
+
+    def uint(self, key: str, among: Sequence[int], allowed: str, default: int | None = None) -> int:
+        """Return an unsigned integer that is one of these."""
+        number = self.count(key, allowed, default)
         if number not in among:
             raise self.refusal(key, allowed)
         return number
@@ -66,7 +80,8 @@ class Section:
         self, key: str, among: Sequence[str], *, default: str | None = None, note: str = ""
     ) -> str:
         """Return a string that is one of these; `note` ends the line of a refusal."""
-        allowed = " or ".join(f'"{word}"' for word in among) + note
+        *first, last = (f'"{word}"' for word in among)
+        allowed = f"{', '.join(first)} or {last}" + note
         value = self.text(key, allowed, default)
         if value not in among:
             raise self.refusal(key, allowed)

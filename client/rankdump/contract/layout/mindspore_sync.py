@@ -1,9 +1,9 @@
-"""MindSpore's synchronous tree, names as version 2.3 writes them. Pure.
+"""MindSpore's synchronous tree, in the names of any profile. Pure.
 
-    rank_{rank}/{net}/{graph}/{iteration}/
-        {op_type}.{op_name}.{task}.{stream}.{timestamp}.{input|output}.{slot}.{format}.npy[.zst]
+    rank_{rank}/{net}/{graph}/{iteration}|constants/
+        {op_type}.{op_name}.{task}.{stream}.{timestamp}.{side}.{slot}.{format}[.{element}].npy[.zst]
 
-Source: mindspore-dump.md 2.1-2.3 and 2.10. A name over 255 bytes is replaced by a number and
+Source: mindspore-dump.md 2.1-2.5, 2.10 and 9.1. A name over 255 bytes is replaced by a number and
 remembered in `mapping.csv`; MindSpore draws that number at random, here it is a digest of the
 name, so that resending a record lands on the same file.
 """
@@ -12,24 +12,32 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from rankdump.contract.key import Side, TensorKey
+from rankdump.contract.key import Side, TensorKey, sanitised
+from rankdump.contract.layout.profile import DEFAULT_PROFILE, Profile
 
 NAME_MAX_BYTES = 255
 MAPPING_FILE = "mapping.csv"
 METADATA_FOLDER = ".dump_metadata"
 MANIFEST_FOLDER = ".dump_metadata/manifest"
 ORDER_FOLDER = "execution_order"
-GLOBAL_ORDER_FOLDER = "global_execution_order"
+GRAPH_FOLDER = "graphs"
+CONSTANT_FOLDER = "constants"
+STATISTIC_FILE = "statistic.csv"
+PARAMETER = "Parameter"
+"""Operator type of weights and constants."""
 
 # Plain digits without leading zeros: exactly one text per number, and none too long for int().
 _NUMBER = r"(?:0|[1-9][0-9]{0,19})"
-_FOLDER = re.compile(rf"rank_({_NUMBER})/([A-Za-z0-9_-]+)/({_NUMBER})/({_NUMBER})/([^/]+)")
+_FOLDER = re.compile(
+    rf"rank_({_NUMBER})/([A-Za-z0-9_-]+)/({_NUMBER})/({_NUMBER}|{CONSTANT_FOLDER})/([^/]+)"
+)
+# Read from the right: a parameter's name has dots in the old names, and the element type is new.
 _FIELDS = re.compile(
-    rf"(?P<op_type>[^./]+)\.(?P<op_name>[^./]+)\.(?P<task>{_NUMBER})\.(?P<stream>{_NUMBER})"
+    rf"(?P<op_type>[^./]+)\.(?P<op_name>[^/]+)\.(?P<task>{_NUMBER})\.(?P<stream>{_NUMBER})"
     rf"\.(?P<stamp>{_NUMBER})\.(?P<side>input|output)\.(?P<slot>{_NUMBER})"
-    r"\.(?P<format>[^./]+)\.npy(?:\.zst)?"
+    r"\.(?P<format>[^./]+)(?:\.(?P<element>[^./]+))?\.npy(?:\.zst)?"
 )
 
 
@@ -55,19 +63,42 @@ def rank_folder(rank: int) -> str:
     return f"rank_{rank}"
 
 
-def iteration_folder(rank: int, net_name: str, graph: int, iteration: int) -> str:
-    """Return the folder that holds an iteration's tensors."""
-    return f"{rank_folder(rank)}/{net_name}/{graph}/{iteration}"
+def tensor_folder(key: TensorKey) -> str:
+    """Return the folder that holds a tensor: its iteration's, or its graph's constants."""
+    last = CONSTANT_FOLDER if key.constant else str(key.iteration)
+    return f"{rank_folder(key.rank)}/{key.net_name}/{key.graph}/{last}"
 
 
-def place_of(key: TensorKey, suffix: str) -> Place:
+def readable(key: TensorKey, profile: Profile = DEFAULT_PROFILE) -> TensorKey:
+    """Return the key as a file name of that profile carries it: what reading it back gives."""
+    return replace(
+        key,
+        op_type=sanitised(key.op_type) or "_",
+        op_name=spelt(key.op_type, key.op_name, profile),
+        iteration=0 if key.constant else key.iteration,
+        element=sanitised(key.element) if profile.element_token else "",
+    )
+
+
+def spelt(op_type: str, op_name: str, profile: Profile) -> str:
+    """Return an operator's name as file names and tables of that profile spell it."""
+    if not profile.short_names:
+        return sanitised(op_name) or "_"
+    short = op_name.rpartition("/")[2]
+    if op_type == PARAMETER:
+        return ".".join(map(sanitised, short.split("."))) or "_"
+    return sanitised(short) or "_"
+
+
+def place_of(key: TensorKey, suffix: str, profile: Profile = DEFAULT_PROFILE) -> Place:
     """Return the place of a record whose codec appends `suffix` (empty or `.zst`) to `.npy`."""
-    clean = key.sanitised()
+    clean = readable(key, profile)
+    element = f".{clean.element}" if clean.element else ""
     name = (
         f"{clean.op_type}.{clean.op_name}.{clean.task}.{clean.stream}.{clean.timestamp_us}"
-        f".{clean.side.value}.{clean.slot}.{clean.tensor_format}.npy{suffix}"
+        f".{clean.side.value}.{clean.slot}.{clean.tensor_format}{element}.npy{suffix}"
     )
-    folder = iteration_folder(clean.rank, clean.net_name, clean.graph, clean.iteration)
+    folder = tensor_folder(clean)
     if len(name.encode()) <= NAME_MAX_BYTES:
         return Place(folder, name)
     digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
@@ -83,11 +114,12 @@ def key_of(path: str) -> TensorKey | None:
     fields = _FIELDS.fullmatch(where[5]) if where else None
     if where is None or fields is None:
         return None
+    constant = where[4] == CONSTANT_FOLDER
     return TensorKey(
         rank=int(where[1]),
         net_name=where[2],
         graph=int(where[3]),
-        iteration=int(where[4]),
+        iteration=0 if constant else int(where[4]),
         timestamp_us=int(fields["stamp"]),
         op_type=fields["op_type"],
         op_name=fields["op_name"],
@@ -96,4 +128,6 @@ def key_of(path: str) -> TensorKey | None:
         task=int(fields["task"]),
         stream=int(fields["stream"]),
         tensor_format=fields["format"],
+        constant=constant,
+        element=fields["element"] or "",
     )

@@ -215,6 +215,8 @@ class Frame(google.protobuf.message.Message):
     EVENTS_FIELD_NUMBER: builtins.int
     ITERATION_END_FIELD_NUMBER: builtins.int
     SESSION_END_FIELD_NUMBER: builtins.int
+    GRAPH_PART_FIELD_NUMBER: builtins.int
+    KERNEL_ARGUMENTS_FIELD_NUMBER: builtins.int
     sequence: builtins.int
     """Rises by one per frame of a session; a record's chunks repeat its number."""
     @property
@@ -227,6 +229,10 @@ class Frame(google.protobuf.message.Message):
     def iteration_end(self) -> global___IterationEnd: ...
     @property
     def session_end(self) -> global___SessionEnd: ...
+    @property
+    def graph_part(self) -> global___GraphPart: ...
+    @property
+    def kernel_arguments(self) -> global___KernelArguments: ...
     def __init__(
         self,
         *,
@@ -236,10 +242,12 @@ class Frame(google.protobuf.message.Message):
         events: rankdump.wire.v1.events_pb2.EventColumns | None = ...,
         iteration_end: global___IterationEnd | None = ...,
         session_end: global___SessionEnd | None = ...,
+        graph_part: global___GraphPart | None = ...,
+        kernel_arguments: global___KernelArguments | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["body", b"body", "chunk", b"chunk", "events", b"events", "iteration_end", b"iteration_end", "record", b"record", "session_end", b"session_end"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["body", b"body", "chunk", b"chunk", "events", b"events", "iteration_end", b"iteration_end", "record", b"record", "sequence", b"sequence", "session_end", b"session_end"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["record", "chunk", "events", "iteration_end", "session_end"] | None: ...
+    def HasField(self, field_name: typing.Literal["body", b"body", "chunk", b"chunk", "events", b"events", "graph_part", b"graph_part", "iteration_end", b"iteration_end", "kernel_arguments", b"kernel_arguments", "record", b"record", "session_end", b"session_end"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["body", b"body", "chunk", b"chunk", "events", b"events", "graph_part", b"graph_part", "iteration_end", b"iteration_end", "kernel_arguments", b"kernel_arguments", "record", b"record", "sequence", b"sequence", "session_end", b"session_end"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["record", "chunk", "events", "iteration_end", "session_end", "graph_part", "kernel_arguments"] | None: ...
 
 global___Frame = Frame
 
@@ -262,6 +270,9 @@ class Record(google.protobuf.message.Message):
     ARGUMENT_FIELD_NUMBER: builtins.int
     DATA_FIELD_NUMBER: builtins.int
     SLAB_FIELD_NUMBER: builtins.int
+    FIGURES_FIELD_NUMBER: builtins.int
+    SWITCHED_ON_FIELD_NUMBER: builtins.int
+    CONSTANT_FIELD_NUMBER: builtins.int
     graph: builtins.int
     iteration: builtins.int
     op_type: builtins.str
@@ -281,10 +292,18 @@ class Record(google.protobuf.message.Message):
     """Where in the call the tensor stood: "args.0", "kwargs.mask"; empty when unknown."""
     data: builtins.bytes
     """The first bytes; the rest follow in chunks, or all of them lie in the slab."""
+    switched_on: builtins.bool
+    """The script itself switched dumping on: the plan's iterations do not matter."""
+    constant: builtins.bool
+    """Written once for its graph, whatever the iteration."""
     @property
     def shape(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
     @property
     def slab(self) -> global___SlabRange: ...
+    @property
+    def figures(self) -> global___Figures:
+        """In the place of the elements: no bytes follow then."""
+
     def __init__(
         self,
         *,
@@ -303,11 +322,32 @@ class Record(google.protobuf.message.Message):
         argument: builtins.str = ...,
         data: builtins.bytes = ...,
         slab: global___SlabRange | None = ...,
+        figures: global___Figures | None = ...,
+        switched_on: builtins.bool = ...,
+        constant: builtins.bool = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["slab", b"slab"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["argument", b"argument", "byte_count", b"byte_count", "data", b"data", "dtype", b"dtype", "graph", b"graph", "iteration", b"iteration", "op_name", b"op_name", "op_type", b"op_type", "shape", b"shape", "side", b"side", "slab", b"slab", "slot", b"slot", "stream", b"stream", "task", b"task", "timestamp_us", b"timestamp_us"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["figures", b"figures", "slab", b"slab"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["argument", b"argument", "byte_count", b"byte_count", "constant", b"constant", "data", b"data", "dtype", b"dtype", "figures", b"figures", "graph", b"graph", "iteration", b"iteration", "op_name", b"op_name", "op_type", b"op_type", "shape", b"shape", "side", b"side", "slab", b"slab", "slot", b"slot", "stream", b"stream", "switched_on", b"switched_on", "task", b"task", "timestamp_us", b"timestamp_us"]) -> None: ...
 
 global___Record = Record
+
+@typing.final
+class Figures(google.protobuf.message.Message):
+    """Texts of the plan's statistics, in the plan's order."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TEXTS_FIELD_NUMBER: builtins.int
+    @property
+    def texts(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        texts: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["texts", b"texts"]) -> None: ...
+
+global___Figures = Figures
 
 @typing.final
 class SlabRange(google.protobuf.message.Message):
@@ -391,6 +431,218 @@ class IterationEnd(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["dropped", b"dropped", "expected", b"expected", "iteration", b"iteration", "stall_us", b"stall_us"]) -> None: ...
 
 global___IterationEnd = IterationEnd
+
+@typing.final
+class GraphPart(google.protobuf.message.Message):
+    """Some nodes of a graph: a large one travels in several parts, in order."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    GRAPH_FIELD_NUMBER: builtins.int
+    NODES_FIELD_NUMBER: builtins.int
+    PARAMETERS_FIELD_NUMBER: builtins.int
+    COMPILED_FIELD_NUMBER: builtins.int
+    FIRST_FIELD_NUMBER: builtins.int
+    LAST_FIELD_NUMBER: builtins.int
+    graph: builtins.int
+    compiled: builtins.bool
+    """The order of the nodes is the framework's own, not the one that was observed."""
+    first: builtins.bool
+    last: builtins.bool
+    @property
+    def nodes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___GraphNode]: ...
+    @property
+    def parameters(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___GraphParameter]: ...
+    def __init__(
+        self,
+        *,
+        graph: builtins.int = ...,
+        nodes: collections.abc.Iterable[global___GraphNode] | None = ...,
+        parameters: collections.abc.Iterable[global___GraphParameter] | None = ...,
+        compiled: builtins.bool = ...,
+        first: builtins.bool = ...,
+        last: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["compiled", b"compiled", "first", b"first", "graph", b"graph", "last", b"last", "nodes", b"nodes", "parameters", b"parameters"]) -> None: ...
+
+global___GraphPart = GraphPart
+
+@typing.final
+class GraphNode(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    @typing.final
+    class AttributesEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
+    NAME_FIELD_NUMBER: builtins.int
+    OP_TYPE_FIELD_NUMBER: builtins.int
+    INPUTS_FIELD_NUMBER: builtins.int
+    OUTPUTS_FIELD_NUMBER: builtins.int
+    ATTRIBUTES_FIELD_NUMBER: builtins.int
+    SOURCE_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    op_type: builtins.str
+    @property
+    def inputs(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Name of the node or parameter that made each input; empty for one from outside."""
+
+    @property
+    def outputs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TensorType]: ...
+    @property
+    def attributes(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]: ...
+    @property
+    def source(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SourceLine]:
+        """Outermost frame first."""
+
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        op_type: builtins.str = ...,
+        inputs: collections.abc.Iterable[builtins.str] | None = ...,
+        outputs: collections.abc.Iterable[global___TensorType] | None = ...,
+        attributes: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
+        source: collections.abc.Iterable[global___SourceLine] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["attributes", b"attributes", "inputs", b"inputs", "name", b"name", "op_type", b"op_type", "outputs", b"outputs", "source", b"source"]) -> None: ...
+
+global___GraphNode = GraphNode
+
+@typing.final
+class GraphParameter(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    TYPE_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    @property
+    def type(self) -> global___TensorType: ...
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        type: global___TensorType | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["type", b"type"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["name", b"name", "type", b"type"]) -> None: ...
+
+global___GraphParameter = GraphParameter
+
+@typing.final
+class TensorType(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    DTYPE_FIELD_NUMBER: builtins.int
+    SHAPE_FIELD_NUMBER: builtins.int
+    dtype: builtins.str
+    @property
+    def shape(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        dtype: builtins.str = ...,
+        shape: collections.abc.Iterable[builtins.int] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["dtype", b"dtype", "shape", b"shape"]) -> None: ...
+
+global___TensorType = TensorType
+
+@typing.final
+class SourceLine(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    FILE_FIELD_NUMBER: builtins.int
+    LINE_FIELD_NUMBER: builtins.int
+    FUNCTION_FIELD_NUMBER: builtins.int
+    CODE_FIELD_NUMBER: builtins.int
+    file: builtins.str
+    line: builtins.int
+    function: builtins.str
+    code: builtins.str
+    def __init__(
+        self,
+        *,
+        file: builtins.str = ...,
+        line: builtins.int = ...,
+        function: builtins.str = ...,
+        code: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["code", b"code", "file", b"file", "function", b"function", "line", b"line"]) -> None: ...
+
+global___SourceLine = SourceLine
+
+@typing.final
+class KernelArguments(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ITERATION_FIELD_NUMBER: builtins.int
+    OPERATORS_FIELD_NUMBER: builtins.int
+    iteration: builtins.int
+    @property
+    def operators(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___OperatorArguments]: ...
+    def __init__(
+        self,
+        *,
+        iteration: builtins.int = ...,
+        operators: collections.abc.Iterable[global___OperatorArguments] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["iteration", b"iteration", "operators", b"operators"]) -> None: ...
+
+global___KernelArguments = KernelArguments
+
+@typing.final
+class OperatorArguments(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    @typing.final
+    class ValuesEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
+    GRAPH_FIELD_NUMBER: builtins.int
+    OP_TYPE_FIELD_NUMBER: builtins.int
+    OP_NAME_FIELD_NUMBER: builtins.int
+    VALUES_FIELD_NUMBER: builtins.int
+    graph: builtins.int
+    op_type: builtins.str
+    op_name: builtins.str
+    @property
+    def values(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        graph: builtins.int = ...,
+        op_type: builtins.str = ...,
+        op_name: builtins.str = ...,
+        values: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["graph", b"graph", "op_name", b"op_name", "op_type", b"op_type", "values", b"values"]) -> None: ...
+
+global___OperatorArguments = OperatorArguments
 
 @typing.final
 class SessionEnd(google.protobuf.message.Message):

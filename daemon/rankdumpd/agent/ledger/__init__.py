@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import sqlite3
@@ -18,6 +17,7 @@ from rankdump.contract.exchange import IterationEnd, SessionEnd, SessionRequest
 from rankdump.contract.manifest import ManifestRecord
 from rankdump.contract.status import SessionState
 from rankdumpd.agent import rows
+from rankdumpd.agent.ledger.connection import connect, sole_owner
 from rankdumpd.agent.values import (
     CountRow,
     Declared,
@@ -25,8 +25,11 @@ from rankdumpd.agent.values import (
     Fate,
     Outcome,
     SessionRow,
+    TableRow,
     Ticket,
 )
+
+ROWS_AT_ONCE = 4096
 
 
 class Ledger:
@@ -35,14 +38,12 @@ class Ledger:
     def __init__(self, state_dir: Path) -> None:
         self._lock = threading.Lock()
         self._synced: bool | None = None
-        self._guard = _sole_owner(state_dir)
+        self._guard = sole_owner(state_dir)
         try:
-            self._base = _connect(state_dir / "ledger.sqlite")
-        except sqlite3.Error as error:
+            self._base = connect(state_dir / "ledger.sqlite")
+        except ConfigError:
             os.close(self._guard)
-            raise ConfigError(
-                "agent.state_dir", "", str(state_dir), f"a folder ({error})"
-            ) from None
+            raise
 
     def close(self) -> None:
         """Let another process have the file; may be repeated."""
@@ -120,14 +121,31 @@ class Ledger:
     def kept(self, session_id: str, iteration: int) -> list[tuple[int, ManifestRecord]]:
         """Return graph and record of every tensor of an iteration that is in the tree."""
         found = self._select(
-            "SELECT graph, path, op_type, op_name, argument, dtype, shape, bytes_in, bytes_stored,"
-            " digest FROM records WHERE session_id = ? AND iteration = ? AND fate <> ?"
-            " ORDER BY sequence",
+            f"SELECT {rows.KEPT_COLUMNS} FROM records WHERE session_id = ? AND iteration = ?"
+            " AND fate <> ? ORDER BY sequence",
             session_id,
             iteration,
             Fate.DROPPED.value,
         )
-        return [(row[0], _manifest_record(row[1:])) for row in found]
+        return list(map(rows.kept_row, found))
+
+    def table_rows(self, session_id: str, *, after: int, up_to: int) -> list[tuple[int, TableRow]]:
+        """Return the next rows of `statistic.csv` by number, at most ROWS_AT_ONCE of them."""
+        found = self._select(
+            "SELECT sequence, row_folder, row FROM records WHERE session_id = ? AND sequence > ?"
+            " AND sequence <= ? AND row <> '' ORDER BY sequence LIMIT ?",
+            session_id,
+            after,
+            up_to,
+            ROWS_AT_ONCE,
+        )
+        return [(sequence, TableRow(folder, text)) for sequence, folder, text in found]
+
+    def last_end(self, session_id: str) -> int:
+        """Return the number of the last end of an iteration that has taken effect, or 0."""
+        query = "SELECT MAX(sequence) FROM iterations WHERE session_id = ?"
+        ((sequence,),) = self._select(query, session_id)
+        return sequence or 0
 
     def commit(
         self,
@@ -140,7 +158,7 @@ class Ledger:
         """Enter frames in one transaction; a number that stands there already stays as it is."""
         with self._transaction(synced=synced) as base:
             base.executemany(
-                f"INSERT OR IGNORE INTO records VALUES ({', '.join('?' * 15)})",
+                f"INSERT OR IGNORE INTO records VALUES ({rows.RECORD_PLACES})",
                 map(rows.record_row, outcomes),
             )
             base.executemany(
@@ -163,10 +181,18 @@ class Ledger:
                 " AND applied = 0 AND (sequence = ?2 OR sequence < ?2 AND kind = 'EventColumns')",
                 where,
             )
-            base.execute(
-                "UPDATE sessions SET graphs = ? WHERE session_id = ?",
-                (json.dumps(sorted(graphs)), ticket.session_id),
-            )
+            _note_ordered(base, ticket, graphs)
+
+    def carried_out(self, tickets: Iterable[Ticket], ordered: Iterable[int]) -> None:
+        """Remember that declarations of a session have taken effect and are not needed again."""
+        with self._transaction() as base:
+            for ticket in tickets:
+                base.execute(
+                    "UPDATE declarations SET applied = 1, body = x''"
+                    " WHERE session_id = ? AND sequence = ?",
+                    (ticket.session_id, ticket.sequence),
+                )
+                _note_ordered(base, ticket, ordered)
 
     def session_ended(self, ticket: Ticket, end: SessionEnd) -> None:
         """Remember that a session said goodbye."""
@@ -207,44 +233,8 @@ class Ledger:
                 raise
 
 
-def _sole_owner(state_dir: Path) -> int:
-    """Return a locked descriptor: two agents on one ledger would acknowledge for each other."""
-    try:
-        state_dir.mkdir(parents=True, exist_ok=True, mode=0o750)
-        guard = os.open(state_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
-    except OSError as error:
-        raise ConfigError("agent.state_dir", "", str(state_dir), f"a folder ({error})") from None
-    try:
-        fcntl.flock(guard, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(guard)
-        raise ConfigError(
-            "agent.state_dir", "", str(state_dir), "a folder that no other agent uses"
-        ) from None
-    return guard
-
-
-def _connect(path: Path) -> sqlite3.Connection:
-    base = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-    try:
-        base.execute("PRAGMA journal_mode = WAL")
-        base.executescript(rows.SCHEMA)
-    except sqlite3.Error:
-        base.close()
-        raise
-    return base
-
-
-def _manifest_record(row: tuple[Any, ...]) -> ManifestRecord:
-    path, op_type, op_name, argument, dtype, shape, bytes_in, bytes_stored, digest = row
-    return ManifestRecord(
-        path=path,
-        op_type=op_type,
-        op_name=op_name,
-        argument=argument,
-        dtype=dtype,
-        shape=tuple(json.loads(shape)),
-        bytes_in=bytes_in,
-        bytes_stored=bytes_stored,
-        digest=digest,
+def _note_ordered(base: sqlite3.Connection, ticket: Ticket, graphs: Iterable[int]) -> None:
+    base.execute(
+        "UPDATE sessions SET graphs = ? WHERE session_id = ?",
+        (json.dumps(sorted(graphs)), ticket.session_id),
     )

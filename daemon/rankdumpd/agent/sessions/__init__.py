@@ -9,18 +9,17 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Protocol
 
-from rankdump.codec import Codec, codec_named
 from rankdump.contract import selection
 from rankdump.contract.exchange import IterationEnd, SessionEnd, SessionRequest
 from rankdump.contract.plan import DumpPlan
 from rankdump.contract.status import IterationStatus, SessionState, SessionStatus
 from rankdumpd.agent import balance
 from rankdumpd.agent.balance import Tally
+from rankdumpd.agent.draw.parts import GraphParts
 from rankdumpd.agent.program import ProgramOrder
 from rankdumpd.agent.progress import Progress
-from rankdumpd.agent.tree import Tree
+from rankdumpd.agent.sessions.outlet import outlet_of
 from rankdumpd.agent.values import CountRow, Declared, EndRow, Outcome, SessionRow
-from rankdumpd.agent.write import Writer
 
 
 class Listener(Protocol):
@@ -39,17 +38,11 @@ class Session:
     """One rank's session; safe to use from several threads."""
 
     def __init__(self, request: SessionRequest, plan: DumpPlan) -> None:
-        output = plan.output
         self.plan = plan
-        self.codec: Codec = codec_named(output.codec)
-        self.synced = plan.delivery.durability == "synced"
-        self.tree = Tree(
-            output.root,
-            file_mode=output.file_mode,
-            folder_mode=output.folder_mode,
-            synced=self.synced,
-        )
-        self.writer = Writer(self.tree)
+        self.outlet = outlet_of(request, plan)
+        self.tabulated_to = 0
+        """Rows of every frame up to this number stand in their tables."""
+        self.graphs = GraphParts()
         self.program = ProgramOrder()
         self.request = request
         self.token = secrets.token_bytes(16)
@@ -63,7 +56,7 @@ class Session:
         self._due: dict[int, Declared] = {}
         self._restored_to = 0
         self._tallies: dict[int, Tally] = defaultdict(Tally)
-        self._troubles: list[str] = []
+        self._troubles: dict[str, None] = {}
         self._listener: Listener | None = None
 
     def restore(
@@ -74,9 +67,11 @@ class Session:
         counts: Iterable[CountRow],
         ends: Iterable[EndRow],
         due: Iterable[Declared],
+        tabulated_to: int,
     ) -> None:
         """Become what the ledger remembers; before anybody else knows this session."""
         self._expected = False
+        self.tabulated_to = tabulated_to
         if row.state is SessionState.CLOSED:
             self._farewell = SessionEnd(row.iterations_seen, row.notes)
         self.program = ProgramOrder(row.ordered_graphs)
@@ -136,7 +131,7 @@ class Session:
                 self._tallies[outcome.head.key.iteration].count(
                     outcome.fate,
                     outcome.reason,
-                    bytes_in=outcome.head.byte_count,
+                    bytes_in=outcome.head.data_bytes,
                     bytes_stored=outcome.bytes_stored,
                 )
                 self._settle(outcome.ticket.sequence)
@@ -173,9 +168,9 @@ class Session:
             self._farewell = end
 
     def trouble(self, sentence: str) -> None:
-        """Remember what people should know of this session."""
+        """Remember what people should know of this session; the same sentence once."""
         with self._lock:
-            self._troubles.append(sentence)
+            self._troubles.setdefault(sentence)
 
     def acknowledge(self) -> None:
         """Tell the rank how far its frames have taken effect."""

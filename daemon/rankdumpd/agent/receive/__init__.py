@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import prod
 
-from rankdump.contract.dtypes import ELEMENT_TYPES
 from rankdump.contract.errors import ProtocolError
-from rankdump.contract.events import EventColumns
-from rankdump.contract.exchange import Declaration, IterationEnd, RecordHead, SessionEnd
+from rankdump.contract.exchange import RecordHead
 from rankdump.contract.selection import Verdict
 from rankdump.wire import convert
 from rankdump.wire.v1 import agent_pb2
+from rankdumpd.agent.receive.declared import declaration_again, declaration_from
+from rankdumpd.agent.receive.head import LIMIT, check_head
 from rankdumpd.agent.values import Declared, Outcome, Parcel, Ticket, dropped
 
-# Numbers from the wire end in signed 64-bit columns.
-LIMIT = 1 << 63
-MAX_REASONS = 256
-MAX_REASON_CHARACTERS = 100
+__all__ = ["Assembler", "Received", "declaration_again"]
 
 Received = Parcel | Outcome | Declared
 """What a frame completes: a record to keep, a refused one, or a declaration."""
@@ -47,11 +43,16 @@ class Assembler:
         rank: int,
         net_name: str,
         highest_first: int,
+        figures: int | None,
         known: Callable[[int], bool],
         admit: Callable[[RecordHead], Verdict],
     ) -> None:
-        """Expect a first frame of at most `highest_first`; `admit` is asked before allocation."""
+        """Expect a first frame of at most `highest_first`; `admit` is asked before allocation.
+
+        `figures` is how many stand in the place of a record's elements, None where none may.
+        """
         self._session_id = session_id
+        self._figures = figures
         self._rank, self._net_name = rank, net_name
         self._known, self._admit = known, admit
         self._highest_first = highest_first
@@ -79,7 +80,7 @@ class Assembler:
         if self._open:
             raise ProtocolError(
                 f"record {self._open.sequence} ended at byte {self._open.filled} "
-                f"of {self._open.head.byte_count}"
+                f"of {self._open.head.data_bytes}"
             )
 
     def _advance(self, sequence: int) -> None:
@@ -96,9 +97,9 @@ class Assembler:
         if message.HasField("slab"):
             raise ProtocolError(f"record {sequence} lies in a slab: no slab was granted")
         head = convert.record_from_wire(message, rank=self._rank, net_name=self._net_name)
-        _check_head(sequence, head, len(message.data))
+        check_head(sequence, head, len(message.data), figures=self._figures)
         ticket = Ticket(self._session_id, sequence)
-        whole = len(message.data) == head.byte_count
+        whole = len(message.data) == head.data_bytes
         if self._known(sequence):
             self._open = None if whole else _Open(sequence, head, len(message.data), repeated=True)
             return None
@@ -115,7 +116,7 @@ class Assembler:
 
     def _allocate(self, record: _Open) -> None:
         try:
-            record.target = bytearray(record.head.byte_count)
+            record.target = bytearray(record.head.data_bytes)
         except MemoryError:
             record.reason = "no_memory"
 
@@ -124,7 +125,7 @@ class Assembler:
         if record is None or record.sequence != sequence:
             raise ProtocolError(f"chunk of record {sequence}, which is not open")
         self._fill(record, chunk.offset, chunk.data)
-        if record.filled < record.head.byte_count:
+        if record.filled < record.head.data_bytes:
             return None
         self._open = None
         ticket = Ticket(self._session_id, sequence)
@@ -136,59 +137,11 @@ class Assembler:
 
     def _fill(self, record: _Open, offset: int, data: bytes) -> None:
         end = offset + len(data)
-        if offset != record.filled or end > record.head.byte_count:
+        if offset != record.filled or end > record.head.data_bytes:
             raise ProtocolError(
                 f"record {record.sequence}: bytes {offset} to {end} after {record.filled} "
-                f"of {record.head.byte_count}"
+                f"of {record.head.data_bytes}"
             )
         if record.target is not None:
             record.target[offset:end] = data
         record.filled = end
-
-
-def _check_head(sequence: int, head: RecordHead, first_bytes: int) -> None:
-    if max(head.key.iteration, head.key.timestamp_us, head.byte_count, *head.shape) >= LIMIT:
-        raise ProtocolError(f"record {sequence} with a number over {LIMIT - 1}")
-    if first_bytes > head.byte_count:
-        raise ProtocolError(
-            f"record {sequence} brings {first_bytes} bytes, declares {head.byte_count}"
-        )
-    kind = ELEMENT_TYPES.get(head.dtype)
-    if kind and head.byte_count != prod(head.shape) * kind.item_bytes:
-        raise ProtocolError(
-            f"record {sequence} declares {head.byte_count} bytes for {head.dtype} "
-            f"of shape {list(head.shape)}"
-        )
-
-
-def declaration_from(frame: agent_pb2.Frame, session_id: str) -> Declared:
-    """Read a frame that is no record; ProtocolError when its numbers are out of bounds."""
-    declaration = convert.declaration_from_wire(frame)
-    _check_declaration(frame.sequence, declaration)
-    return Declared(Ticket(session_id, frame.sequence), declaration, frame.SerializeToString())
-
-
-def declaration_again(raw: bytes, session_id: str) -> Declared:
-    """Read a frame back as the ledger kept it."""
-    return declaration_from(agent_pb2.Frame.FromString(raw), session_id)
-
-
-def _check_declaration(sequence: int, declaration: Declaration) -> None:
-    if isinstance(declaration, EventColumns):
-        return
-    if isinstance(declaration, SessionEnd):
-        numbers = [declaration.iterations_seen]
-    else:
-        numbers = [declaration.iteration, declaration.expected, declaration.stall_us]
-        numbers += declaration.dropped.values()
-        _check_reasons(sequence, declaration)
-    if max(numbers) >= LIMIT:
-        raise ProtocolError(f"frame {sequence} with number {max(numbers)}, over {LIMIT - 1}")
-
-
-def _check_reasons(sequence: int, end: IterationEnd) -> None:
-    longest = max(map(len, end.dropped), default=0)
-    if len(end.dropped) > MAX_REASONS or longest > MAX_REASON_CHARACTERS:
-        raise ProtocolError(
-            f"frame {sequence} with {len(end.dropped)} reasons of up to {longest} characters"
-        )

@@ -1,4 +1,4 @@
-"""What a training script uses: a session, and `attach` for the model it trains."""
+"""One rank's dump from its start to its end, as a training script drives it."""
 
 from __future__ import annotations
 
@@ -6,60 +6,35 @@ import atexit
 import logging
 import os
 import sys
-import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import wraps
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ParamSpec
+from typing import TYPE_CHECKING, Any
 
-from rankdump.adapters.arrays import ArraySource
+from rankdump.adapters.array_calls import ArrayCalls, fault_of
 from rankdump.contract.dialect import load
-from rankdump.contract.errors import ExhaustedError, RankdumpError, UnsupportedError
+from rankdump.contract.errors import ExhaustedError, RankdumpError
+from rankdump.contract.graph import GraphNode
 from rankdump.contract.key import Side
 from rankdump.contract.plan import DumpPlan
+from rankdump.contract.selection import type_in
 from rankdump.identity import DEFAULT_AGENT, Identity, identify, introduction
-from rankdump.values import IterationHook, Observation
+from rankdump.session.frameworks import hook_of
+from rankdump.session.guard import never_raises
+from rankdump.values import IterationHook
 
 if TYPE_CHECKING:
     from rankdump.pipeline import Pipeline
 
 logger = logging.getLogger("rankdump")
 
-_P = ParamSpec("_P")
-_SIDES = {side.value: side for side in Side}
-
-
-def never_raises(method: Callable[_P, None]) -> Callable[_P, None]:
-    """Keep our own failures out of the training; only a strict plan's loss passes."""
-
-    @wraps(method)
-    def guarded(*args: _P.args, **kwargs: _P.kwargs) -> None:
-        try:
-            method(*args, **kwargs)
-        except ExhaustedError:
-            raise
-        except Exception:
-            logger.exception("rankdump: internal error in %s", method.__name__)
-
-    return guarded
-
-
-@dataclass(frozen=True, slots=True)
-class _OpenOperator:
-    """The operator whose arrays are being dumped one by one."""
-
-    name: str
-    graph: int
-    begun: tuple[int, int]
-
 
 class Session:
     """One rank's dump. Without a plan it is off, and every call costs one branch.
 
     Iterations count from 0. Call `step(i)` where iteration i begins, or `step()` where one
-    ends; the last one ends with `close()`, which runs by itself at exit.
+    ends; the last one ends with `close()`, which runs by itself at exit. A configuration's
+    `initial_iteration` is added to every number, those given to `step` as well.
 
     >>> session = Session()
     >>> session.active
@@ -77,7 +52,7 @@ class Session:
         self._pipeline: Pipeline | None = None
         self._hooks: list[IterationHook] = []
         self._begun = False  # by the script, rather than by default
-        self._open: dict[int, _OpenOperator] = {}  # by thread: several may dump at once
+        self._first = 0 if plan is None else plan.selection.initial_iteration
         self._strict = plan is not None and plan.delivery.strict
         self._losses_told = 0
         self.closed = False
@@ -117,15 +92,18 @@ class Session:
         pipeline = self._pipeline
         if pipeline is None:
             return
-        following = pipeline.iteration + 1 if iteration is None else int(iteration)
+        given = None if iteration is None else self._first + int(iteration)
+        following = pipeline.iteration + 1 if given is None else given
+        if following < 0:
+            pipeline.recorder.warn_once(f"step({iteration}) is not allowed; a number from 0 is")
+            return
         if following == pipeline.iteration:
             self._begun = True
             return
-        self._end_iteration(pipeline, ran=self._begun or iteration is None)
+        self._end_iteration(pipeline, ran=self._begun or given is None)
         pipeline.begin_iteration(following)
-        self._begun = iteration is not None
-        for hook in self._hooks:
-            hook.iteration_begins(following, pipeline.armed)
+        self._begun = given is not None
+        self._tell_hooks(pipeline)
         self._tell_losses(pipeline)
 
     @never_raises
@@ -135,21 +113,46 @@ class Session:
         """Dump one array: `side` is `input` or `output`, `op_name` the full scope name.
 
         `array` is anything numpy can view. Consecutive calls with one `op_name` are one operator.
+        A plan that keeps the operator that raised reads its arrays only then: the one whose
+        arrays came last before an error ended the session.
         """
         pipeline = self._pipeline
         if pipeline is None or not pipeline.armed:
             return
-        if side not in _SIDES:
-            pipeline.warn_once(f"dump of {op_name}: side {side!r}; allowed: input, output")
+        fault = fault_of(side, slot, graph)
+        if fault:
+            pipeline.recorder.warn_once(f"dump of {op_name}: {fault}")
+        else:
+            self._calls.dump(op_type, op_name, Side(side), slot, array, graph)
+
+    @never_raises
+    def constant(self, name: str, array: Any, *, graph: int = 0) -> None:
+        """Dump an array that never changes, once for its graph.
+
+        It waits for the first iteration that is dumped.
+        """
+        if self._pipeline is not None:
+            self._calls.constant(name, array, graph)
+
+    @never_raises
+    def graph(
+        self, names: Sequence[str], *, graph: int = 0, op_types: Sequence[str] | None = None
+    ) -> None:
+        """Give the order in which a framework compiled a graph: full scope names.
+
+        It takes the place of the observed order. Without `op_types` they are read off the names.
+        """
+        pipeline = self._pipeline
+        if pipeline is None:
             return
-        try:
-            source = ArraySource(array)
-        except (UnsupportedError, TypeError, ValueError) as error:
-            pipeline.lose(op_name, _SIDES[side], "unsupported_dtype")
-            pipeline.warn_once(f"dump of {op_name}: {error}")
+        kinds = [type_in(name) for name in names] if op_types is None else op_types
+        if len(kinds) != len(names):
+            pipeline.recorder.warn_once(
+                f"graph {graph}: {len(kinds)} op_types for {len(names)} names; allowed: as many"
+            )
             return
-        self._open_operator(pipeline, op_name, graph)
-        pipeline.observe(Observation(graph, op_type, op_name, _SIDES[side], slot, "", source))
+        nodes = [GraphNode(name, kind) for name, kind in zip(names, kinds, strict=True)]
+        pipeline.recorder.compiled(graph, nodes)
 
     @never_raises
     def attach(self, model: Any) -> None:
@@ -157,15 +160,21 @@ class Session:
         pipeline = self._pipeline
         if pipeline is None:
             return
-        if not any(base.__module__ == "torch.nn.modules.module" for base in type(model).__mro__):
-            kind = f"{type(model).__module__}.{type(model).__qualname__}"
-            pipeline.warn_once(f"cannot attach to {kind}; known: torch.nn.Module")
-            return
-        from rankdump.adapters import torch as adapter
+        hook = hook_of(model, pipeline.recorder, graph=len(self._hooks))
+        if hook is not None:
+            self._hooks.append(hook)
+            pipeline.describe_again()
+            hook.iteration_begins(pipeline.iteration, pipeline.armed)
 
-        hook = adapter.attach(model, pipeline, graph=len(self._hooks))
-        self._hooks.append(hook)
-        hook.iteration_begins(pipeline.iteration, pipeline.armed)
+    @never_raises
+    def dump_start(self) -> None:
+        """Dump from now on, whatever iterations the plan names; devices and operators stay."""
+        self._switch(True)
+
+    @never_raises
+    def dump_stop(self) -> None:
+        """Dump nothing until `dump_start` is called."""
+        self._switch(False)
 
     def close(self) -> None:
         """End the last iteration, deliver what waits, and leave the job as it was before."""
@@ -178,6 +187,7 @@ class Session:
         if pipeline is None:
             return
         atexit.unregister(self._close_at_exit)
+        self._calls.finish(raised=not ended)
         if ended:
             self._end_iteration(pipeline, ran=self._begun)
         for hook in self._hooks:
@@ -200,8 +210,11 @@ class Session:
         # Imported here: a session that is off must not load gRPC.
         from rankdump.pipeline import Pipeline
 
+        for warning in plan.warnings:
+            logger.warning("rankdump: %s", warning)
         request = introduction(identity, plan_json=plan.to_json(), config_source=source)
         self._pipeline = Pipeline(plan, request, agent)
+        self._calls = ArrayCalls(self._pipeline.recorder)
         self._pipeline.start()
         atexit.register(self._close_at_exit)
 
@@ -214,42 +227,28 @@ class Session:
             logger.error("rankdump: %s", error)
 
     def _end_iteration(self, pipeline: Pipeline, *, ran: bool) -> None:
-        for thread in list(self._open):
-            self._finish_operator(pipeline, thread)
+        self._calls.finish()
         for hook in self._hooks:
             hook.iteration_ends(pipeline.iteration, pipeline.armed)
         pipeline.end_iteration(ran=ran)
 
-    def _open_operator(self, pipeline: Pipeline, name: str, graph: int) -> None:
-        thread = threading.get_ident()
-        current = self._open.get(thread)
-        if current is None or current.name != name:
-            self._finish_operator(pipeline, thread)
-            self._open[thread] = _OpenOperator(name, graph, pipeline.started())
+    def _switch(self, on: bool) -> None:
+        pipeline = self._pipeline
+        if pipeline is None:
+            return
+        before = pipeline.armed
+        if not on:
+            self._calls.finish()
+        pipeline.switch(on)
+        if pipeline.armed is not before:
+            self._tell_hooks(pipeline)
 
-    def _finish_operator(self, pipeline: Pipeline, thread: int) -> None:
-        operator = self._open.pop(thread, None)
-        if operator is not None:
-            pipeline.finished(operator.begun, graph=operator.graph, name=operator.name)
+    def _tell_hooks(self, pipeline: Pipeline) -> None:
+        for hook in self._hooks:
+            hook.iteration_begins(pipeline.iteration, pipeline.armed)
+        self._calls.armed()
 
     def _tell_losses(self, pipeline: Pipeline) -> None:
         if self._strict and pipeline.losses > self._losses_told:
             lost, self._losses_told = pipeline.losses - self._losses_told, pipeline.losses
             raise ExhaustedError(f"{lost} tensors were lost and the plan is strict")
-
-
-_default: Session | None = None
-
-
-def attach(model: object, session: Session | None = None) -> Session:
-    """Observe a model with a session, by default the one the environment asks for.
-
-    Every call of a process without an explicit session shares the same one.
-    """
-    global _default
-    if session is None:
-        if _default is None or _default.closed:
-            _default = Session.from_environment()
-        session = _default
-    session.attach(model)
-    return session

@@ -1,0 +1,131 @@
+"""Operators whose arrays a script hands over one by one, and the constants of such a job.
+
+Consecutive arrays under one name are one operator; it is over when the next one begins.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import dataclass, field
+
+import numpy.typing as npt
+
+from rankdump.adapters.arrays import ArraySource
+from rankdump.adapters.stack import lines_now
+from rankdump.contract.errors import UnsupportedError
+from rankdump.contract.graph import GraphNode, SourceLine, TensorType
+from rankdump.contract.key import Side
+from rankdump.hook import PARAMETER
+from rankdump.values import Observation, Recorder
+
+logger = logging.getLogger(__name__)
+
+UNSUPPORTED_DTYPE = "unsupported_dtype"
+_SIDES = tuple(side.value for side in Side)
+_NUMBERS = range(1 << 32)
+"""What slots and graphs may be."""
+
+
+def fault_of(side: object, slot: object, graph: object) -> str:
+    """Return what is wrong with the place of an array; empty when nothing is."""
+    if side in _SIDES and slot in _NUMBERS and graph in _NUMBERS:
+        return ""
+    allowed = f"{' or '.join(_SIDES)}, and whole numbers from 0 to {_NUMBERS[-1]}"
+    return f"side {side!r}, slot {slot!r}, graph {graph!r}; allowed: {allowed}"
+
+
+@dataclass(slots=True)
+class _Open:
+    """The operator whose arrays are being handed over."""
+
+    graph: int
+    op_type: str
+    name: str
+    begun: tuple[int, int]
+    source: tuple[SourceLine, ...]
+    inputs: set[int] = field(default_factory=set[int])
+    outputs: dict[int, TensorType] = field(default_factory=dict[int, TensorType])
+
+    @property
+    def node(self) -> GraphNode:
+        """Its part in the graph; where its inputs came from is not known."""
+        return GraphNode(
+            name=self.name,
+            op_type=self.op_type,
+            inputs=("",) * len(self.inputs),
+            outputs=tuple(kind for _, kind in sorted(self.outputs.items())),
+            source=self.source,
+        )
+
+
+class ArrayCalls:
+    """The operators of one session; each thread has one open at most."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._open: dict[int, _Open] = {}
+        self._constants: dict[tuple[int, str], Observation] = {}
+
+    def dump(
+        self, op_type: str, op_name: str, side: Side, slot: int, array: npt.ArrayLike, graph: int
+    ) -> None:
+        """Hand over one array; one that no file can hold is lost."""
+        operator = self._operator(graph, op_type, op_name)
+        source = self._source(op_name, side, array)
+        if source is None:
+            return
+        if side is Side.INPUT:
+            operator.inputs.add(slot)
+        else:
+            operator.outputs[slot] = TensorType(source.dtype, source.shape)
+        self._recorder.observe(Observation(graph, op_type, op_name, side, slot, "", source))
+
+    def constant(self, name: str, array: npt.ArrayLike, graph: int) -> None:
+        """Hand over a constant, in the first armed iteration from now on."""
+        source = self._source(name, Side.OUTPUT, array)
+        if source is not None:
+            constant = Observation(
+                graph, PARAMETER, name, Side.OUTPUT, 0, "constant", source, constant=True
+            )
+            self._constants[graph, name] = constant
+            self.armed()
+
+    def armed(self) -> None:
+        """Hand over the constants that waited for an armed iteration."""
+        if self._recorder.armed:
+            waiting, self._constants = self._constants, {}
+            for constant in waiting.values():
+                self._recorder.observe(constant)
+
+    def finish(self, *, raised: bool = False) -> None:
+        """End the open operators of every thread; the calling thread's own may have raised."""
+        for thread in list(self._open):
+            self._finish(thread, raised=raised and thread == threading.get_ident())
+
+    def _operator(self, graph: int, op_type: str, name: str) -> _Open:
+        thread = threading.get_ident()
+        current = self._open.get(thread)
+        if current is None or (current.graph, current.name) != (graph, name):
+            self._finish(thread)
+            lines = lines_now() if self._recorder.describing else ()
+            current = _Open(graph, op_type, name, self._recorder.started(), lines)
+            self._open[thread] = current
+        return current
+
+    def _finish(self, thread: int, *, raised: bool = False) -> None:
+        operator = self._open.pop(thread, None)
+        if operator is None:
+            return
+        self._recorder.finished(operator.begun, graph=operator.graph, name=operator.name)
+        if self._recorder.describing:
+            self._recorder.describe(operator.graph, operator.node)
+        self._recorder.settled(operator.name, raised=raised)
+
+    def _source(self, op_name: str, side: Side, array: npt.ArrayLike) -> ArraySource | None:
+        try:
+            return ArraySource(array)
+        except (UnsupportedError, TypeError, ValueError) as error:
+            logger.debug("array of %s refused: %s", op_name, error)
+            self._recorder.lose(op_name, side, UNSUPPORTED_DTYPE)
+            return None

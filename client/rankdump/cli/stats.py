@@ -1,0 +1,223 @@
+"""`rankdump stats`: figures of every tensor, and which of them are not finite."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import groupby, islice
+from pathlib import Path
+
+import click
+
+from rankdump import reader
+from rankdump.cli.listing import nothing, place, title
+from rankdump.cli.options import FILTER_HINT, TREE, selecting
+from rankdump.cli.screen import say, show_table, table_width
+from rankdump.cli.table import Column, numbers, table
+from rankdump.cli.text import counted, json_value
+from rankdump.contract.statistics import number
+from rankdump.reader import Query, Survey, Surveyed, Tree
+
+_LIMIT = 100
+_MORE = f"... and more: {FILTER_HINT}; --limit 0 shows all"
+_FIGURES = numbers("min", "max", "mean", "l2norm", "nan", "inf")
+_COLUMNS = (Column("operator", flexible=True), Column("tensor"), Column("dtype"), *_FIGURES)
+_SORTED_COLUMNS = (*numbers("rank", "iteration"), *_COLUMNS[:2], *_FIGURES)
+_SORTS: dict[str, Callable[[Surveyed], float | None]] = {
+    "min": lambda row: None if row.minimum is None else -row.minimum,
+    "max": lambda row: row.maximum,
+    "mean": lambda row: row.mean,
+    "l2norm": lambda row: row.l2norm,
+    "nan": lambda row: row.nans,
+    "inf": lambda row: row.infinities,
+}
+"""What stands first is largest; of minima the lowest."""
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What has passed by so far."""
+
+    tabled: int = 0
+    computed: int = 0
+    unknown: int = 0
+    """Those whose figures do not say whether they are finite."""
+    nonfinite: int = 0
+    first: Surveyed | None = None
+    """Of what is not finite, in the lowest iteration the one that ran first."""
+    damage: list[str] = field(default_factory=list[str])
+
+    @property
+    def count(self) -> int:
+        """All tensors."""
+        return self.tabled + self.computed
+
+    def passing(self, rows: Iterable[Surveyed]) -> Iterator[Surveyed]:
+        """Yield the rows as they are, counted."""
+        for row in rows:
+            self.tabled += not row.computed
+            self.computed += row.computed
+            self.unknown += row.finite is None and not row.damage
+            if row.damage:
+                self.damage.append(row.damage)
+            if row.finite is False:
+                self.nonfinite += 1
+                if self.first is None or _ran(row) < _ran(self.first):
+                    self.first = row
+            yield row
+
+
+@click.command()
+@click.argument("tree", type=TREE, default=".")
+@selecting
+@click.option("--nonfinite", is_flag=True, help="Only tensors with NaN or infinities.")
+@click.option(
+    "--sort",
+    "by",
+    type=click.Choice(["order", *_SORTS]),
+    default="order",
+    help="As the program ran, or the most extreme first, NaN before all.",
+)
+@click.option("--limit", type=click.IntRange(min=0), help="Most tensors shown; 0: all.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+def stats(
+    tree: Path, query: Query, nonfinite: bool, by: str, limit: int | None, as_json: bool
+) -> int:
+    """Show figures of the tensors of a tree.
+
+    From statistic.csv where it has them, else computed from the tensors. Exit code 1 when
+    something is damaged or there is no tree; NaN and infinities alone are no failure.
+    """
+    found = reader.walk(tree)
+    survey, seen = Survey(found, query, decide=nonfinite), _Seen()
+    rows = (row for row in seen.passing(survey) if row.finite is False or not nonfinite)
+    ordered = rows if by == "order" else iter(sorted(rows, key=lambda row: _extreme(row, by)))
+    if as_json:
+        listed = [_as_json(row) for row in islice(ordered, limit or None)]
+        deque(ordered, maxlen=0)  # what is not listed counts as well
+        click.echo(json.dumps(_totals(found, survey, seen) | {"tensors": listed}, indent=1))
+    else:
+        _show(ordered, _LIMIT if limit is None else limit or None, by=by)
+        cut = next(ordered, None) is not None
+        if nonfinite:
+            deque(ordered, maxlen=0)
+        whole = not cut or nonfinite or by != "order"
+        say(["", *_sentences(found, seen, whole=whole), *([_MORE] if cut else [])])
+        say([*seen.damage, *survey.problems, *found.problems])
+    damaged = seen.damage or survey.problems or found.problems
+    return 1 if damaged or not found.ranks else 0
+
+
+def _extreme(row: Surveyed, by: str) -> tuple[bool, bool, float]:
+    value = _SORTS[by](row)
+    if value is None or math.isnan(value):
+        return value is None, value is None, 0.0
+    return False, True, -value
+
+
+def _ran(row: Surveyed) -> tuple[int, int, int]:
+    return row.key.iteration, row.key.timestamp_us, row.key.rank
+
+
+def _show(rows: Iterator[Surveyed], limit: int | None, *, by: str) -> None:
+    """Print tables; one group of the tree is held at a time."""
+    width = table_width()
+    shown = islice(rows, limit)
+    if by != "order":
+        lines = table(_SORTED_COLUMNS, [_sorted_cells(row) for row in shown], width=width)
+        show_table(lines if len(lines) > 1 else [])
+        return
+    for at, (where, group) in enumerate(groupby(shown, key=lambda row: place(row.key))):
+        say([""] if at else [])
+        say([where])
+        show_table(table(_COLUMNS, [_cells(row) for row in group], width=width))
+
+
+def _cells(row: Surveyed) -> list[str]:
+    tensor = f"{row.key.side.value} {row.key.slot}"
+    return [title(row.op_type, row.op_name), tensor, row.dtype or "damaged", *_numbers(row)]
+
+
+def _sorted_cells(row: Surveyed) -> list[str]:
+    when = "-" if row.key.constant else str(row.key.iteration)
+    return [str(row.key.rank), when, *_cells(row)[:2], *_numbers(row)]
+
+
+def _numbers(row: Surveyed) -> list[str]:
+    figures = (row.minimum, row.maximum, row.mean, row.l2norm)
+    counts = (row.nans, row.infinities)
+    return [
+        *("-" if figure is None else number(figure) for figure in figures),
+        *("-" if count is None else str(count) for count in counts),
+    ]
+
+
+def _sentences(tree: Tree, seen: _Seen, *, whole: bool) -> list[str]:
+    if not tree.ranks:
+        return [f"{tree.root}: no rank folder here"]
+    if not seen.count:
+        return [nothing(reader.named(tree, lambda tensor: True))]
+    sources = (seen.tabled, "from statistic.csv"), (seen.computed, "computed from the tensors")
+    said = ", ".join(f"{count:,} {source}" for count, source in sources if count)
+    lines = [f"{tree.root}: figures of {counted(seen.count, 'tensor')}: {said}"]
+    if seen.first is not None and whole:
+        lines.append(f"{counted(seen.nonfinite, 'tensor')} not finite; {_first(seen.first)}")
+    elif whole and not seen.unknown and not seen.damage:
+        lines.append("all of them are finite")
+    if seen.unknown:
+        lines.append(f"of {counted(seen.unknown, 'tensor')} the columns do not say whether finite")
+    return lines
+
+
+def _first(row: Surveyed) -> str:
+    when = "constant" if row.key.constant else f"iteration {row.key.iteration}"
+    counts = ((row.nans, "NaN"), (row.infinities, "infinite"))
+    parts = ", ".join(f"{count:,} {word}" for count, word in counts if count)
+    return (
+        f"first non-finite: rank {row.key.rank}, {when}, {row.key.side.value} {row.key.slot} "
+        f"of {row.op_name}" + (f" ({parts})" if parts else "")
+    )
+
+
+def _totals(tree: Tree, survey: Survey, seen: _Seen) -> dict[str, object]:
+    return {
+        "root": str(tree.root),
+        "tensor_count": seen.count,
+        "nonfinite_count": seen.nonfinite,
+        "undecided_count": seen.unknown,
+        "first_nonfinite": _as_json(seen.first) if seen.first else None,
+        "problems": [*seen.damage, *survey.problems, *tree.problems],
+    }
+
+
+def _as_json(row: Surveyed) -> dict[str, object]:
+    key = row.key
+    figures = {
+        "max": row.maximum,
+        "min": row.minimum,
+        "mean": row.mean,
+        "l2norm": row.l2norm,
+        "nan_count": row.nans,
+        "inf_count": row.infinities,
+    }
+    return {
+        "path": row.path,
+        "rank": key.rank,
+        "net_name": key.net_name,
+        "graph": key.graph,
+        "iteration": None if key.constant else key.iteration,
+        "timestamp_us": key.timestamp_us,
+        "op_type": row.op_type,
+        "op_name": row.op_name,
+        "side": key.side.value,
+        "slot": key.slot,
+        "dtype": row.dtype,
+        "shape": row.shape,
+        "source": "tensor" if row.computed else "statistic.csv",
+        "finite": row.finite,
+        **{name: json_value(value) for name, value in figures.items()},
+        "damage": row.damage,
+    }

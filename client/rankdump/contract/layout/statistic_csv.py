@@ -1,0 +1,125 @@
+"""`statistic.csv`: header, rows, and reading both back. Pure.
+
+Source: mindspore-dump.md 3.2 and 3.3. A row ends in a comma that the header has not; readers of
+any release take files with and without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rankdump.contract.errors import DamagedError
+from rankdump.contract.exchange import RecordHead
+from rankdump.contract.key import Side, sanitised
+from rankdump.contract.layout.mindspore_sync import spelt
+from rankdump.contract.layout.profile import Profile
+from rankdump.contract.statistics import ITEMS
+
+FIXED = (
+    "Op Type",
+    "Op Name",
+    "Task ID",
+    "Stream ID",
+    "Timestamp",
+    "IO",
+    "Slot",
+    "Data Size",
+    "Data Type",
+    "Shape",
+)
+OLD_ITEMS = tuple(item for item in ITEMS if item not in ("md5", "l2norm"))
+"""The ten columns of releases that let nobody choose, in their order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of a table, read back."""
+
+    op_type: str
+    op_name: str
+    """As the table spells it."""
+    task: int
+    stream: int
+    timestamp_us: int
+    side: Side
+    slot: int
+    data_bytes: int
+    dtype: str
+    shape: tuple[int, ...]
+    values: tuple[tuple[str, str], ...]
+    """Column title and text of each figure, in the table's order."""
+
+
+def items_of(items: tuple[str, ...], profile: Profile) -> tuple[str, ...]:
+    """Return the items a table of that profile has, given those that were asked for."""
+    return OLD_ITEMS if profile.fixed_table else items
+
+
+def header(items: tuple[str, ...]) -> str:
+    """Return the first line, without its end."""
+    return ",".join((*FIXED, *(ITEMS[item] for item in items)))
+
+
+def row(head: RecordHead, figures: Sequence[str], profile: Profile) -> str:
+    """Return the line of one tensor, without its end."""
+    key = head.key
+    fields = (
+        # A comma in a name would shift every column after it.
+        sanitised(key.op_type).replace(",", "_"),
+        spelt(key.op_type, key.op_name, profile).replace(",", "_"),
+        str(key.task),
+        str(key.stream),
+        str(key.timestamp_us),
+        key.side.value,
+        str(key.slot),
+        str(head.byte_count),
+        head.dtype,
+        f'"({",".join(map(str, head.shape))})"',
+    )
+    end = "" if profile.fixed_table else ","
+    return ",".join((*fields, *figures)) + end
+
+
+def parse(text: str, *, file: str) -> list[Row]:
+    """Read a whole table; DamagedError names the line at fault.
+
+    A header that stands among the rows, as an interrupted writer may leave it, is passed over.
+    """
+    lines = text.split("\n")
+    first = lines[0].split(",")
+    if tuple(first[: len(FIXED)]) != FIXED:
+        raise DamagedError(f"{file}: not a statistic table: it begins with {lines[0][:60]!r}")
+    titles = [title for title in first[len(FIXED) :] if title]
+    rows: list[Row] = []
+    for at, line in enumerate(lines[1:], start=2):
+        if line and line != lines[0]:
+            try:
+                rows.append(_row(line, titles))
+            except (ValueError, IndexError) as error:
+                raise DamagedError(f"{file}, line {at}: {error}") from None
+    return rows
+
+
+def _row(line: str, titles: list[str]) -> Row:
+    before, quote, rest = line.partition('"(')
+    shape, closed, after = rest.partition(')"')
+    fields = before.split(",")
+    if not quote or not closed or len(fields) != len(FIXED):
+        raise ValueError("it has no shape in its tenth column")
+    values = after.split(",")[1:]
+    if len(values) < len(titles):
+        raise ValueError(f"{len(values)} figures for {len(titles)} columns")
+    return Row(
+        op_type=fields[0],
+        op_name=fields[1],
+        task=int(fields[2]),
+        stream=int(fields[3]),
+        timestamp_us=int(fields[4]),
+        side=Side(fields[5]),
+        slot=int(fields[6]),
+        data_bytes=int(fields[7]),
+        dtype=fields[8],
+        shape=tuple(int(extent) for extent in shape.split(",") if extent),
+        values=tuple(zip(titles, values, strict=False)),
+    )

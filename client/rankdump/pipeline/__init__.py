@@ -1,0 +1,243 @@
+"""The rooms of a training process, wired: an observation goes filter -> stage -> ship.
+
+Composition root. `recorder` answers to adapters; nothing here raises into the job.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable
+
+from rankdump.accounts import Accounts
+from rankdump.aliases import Aliases
+from rankdump.contract.exchange import SessionEnd, SessionRequest
+from rankdump.contract.plan import DumpPlan
+from rankdump.filter import Filter, Run
+from rankdump.heads import Heads
+from rankdump.pipeline.choices import at_end, measure_of, profile_of
+from rankdump.pipeline.course import Course
+from rankdump.pipeline.farewell import Farewell, farewell_of
+from rankdump.pipeline.outlet import Outlet
+from rankdump.pipeline.reading import Reading
+from rankdump.pipeline.recording import Recording
+from rankdump.pipeline.triggers import Trigger, trigger_of
+from rankdump.pipeline.voice import Voice
+from rankdump.ship import Link, Ship
+from rankdump.sketch import Sketch
+from rankdump.stage import Budget, Stage
+from rankdump.trace import Trace, now_us
+from rankdump.values import Staged
+
+FIRST_ANSWER_S = 5.0
+"""Longest a job waits at its start for an agent that neither answers nor refuses."""
+QUIET_EVENTS = 1 << 16
+"""Events of one iteration that are remembered in case an operator raises."""
+
+
+class Pipeline:
+    """One rank's way from operator to agent: iterations begin and end here."""
+
+    def __init__(self, plan: DumpPlan, request: SessionRequest, address: str) -> None:
+        self._plan = plan
+        self._device = request.device
+        self._quiet = plan.selection.trigger == "exception"
+        self._in_child = False
+        self._course = Course(plan, request.device)
+        self._voice = Voice(address, plan.delivery.buffer_bytes)
+        self._accounts = Accounts()
+        self._filter = Filter(plan)
+        self._trace = Trace(keep_last=QUIET_EVENTS if self._quiet else None)
+        self._sketch = Sketch()
+        self._stage = Stage(budget=Budget(plan.delivery.buffer_bytes), patience_s=self._patience_s)
+        self._ship = Ship(
+            request,
+            address,
+            on_taken=self._taken,
+            on_idle=self._hand_over_events,
+            on_link=self._link_changed,
+        )
+        self._outlet = Outlet(
+            accounts=self._accounts,
+            stage=self._stage,
+            submit=self._ship.submit,
+            on_lost=self._voice.lost,
+            at_end=at_end(plan),
+        )
+        self._trigger = self._make_trigger(request)
+        self.recorder: Recording = self._make_recorder()
+        """What adapters hand operators and events to."""
+
+    def start(self) -> None:
+        """Connect to the agent and begin the plan's first iteration."""
+        disarm = weakref.WeakMethod(self._disarm_in_child)
+        os.register_at_fork(after_in_child=lambda: _call(disarm()))
+        self._ship.start(FIRST_ANSWER_S)
+        self.begin_iteration(self._course.iteration)
+
+    # -- iterations, called by the session on the training thread
+
+    @property
+    def iteration(self) -> int:
+        """The iteration that runs now."""
+        return self._course.iteration
+
+    @property
+    def armed(self) -> bool:
+        """Whether tensors of the iteration that runs now are kept on this rank."""
+        return self._course.armed
+
+    @property
+    def losses(self) -> int:
+        """Tensors lost so far, over all reasons."""
+        return sum(self._accounts.losses.values())
+
+    def begin_iteration(self, iteration: int) -> None:
+        """Make this the running iteration."""
+        self._course.begin(iteration)
+        self._trace.begin_iteration(iteration)
+
+    def end_iteration(self, *, ran: bool) -> None:
+        """Declare the running iteration over; one in which nothing ran is not declared."""
+        if self._in_child:
+            return
+        iteration = self._course.iteration
+        self._trigger.end()
+        self._outlet.flush(iteration)
+        if not self._course.end(ran=ran):
+            return
+        if self._nothing_raised(iteration):
+            self._trace.discard()
+            self._accounts.settle(iteration)
+            return
+        self._hand_over_events()
+        self._hand_over_graphs()
+        self._ship.submit(self._accounts.settle(iteration))
+
+    def switch(self, on: bool) -> None:
+        """Dump from now on, or no longer, whatever iterations the plan names."""
+        self._course.switch(on)
+        if not on:
+            self._trigger.end()
+
+    def describe_again(self) -> None:
+        """Let operators be described once more: a model was added."""
+        self._course.describe_again()
+
+    # -- the end
+
+    def close(self) -> None:
+        """Say goodbye, deliver what waits, and tell what was lost."""
+        if self._in_child:
+            return
+        self._course.leave()
+        self._trigger.end()
+        self._outlet.flush(self._course.iteration)
+        self._hand_over_events()
+        if self._course.ever_armed and (self._accounts.kept or not self._quiet):
+            self._hand_over_graphs()
+        farewell = self._farewell()
+        self._ship.submit(SessionEnd(self._course.seen, farewell.notes))
+        left = self._ship.close(self._plan.delivery.block_timeout_s)
+        if left:
+            self._accounts.lost_on_the_way(left, "not_taken_by_agent")
+        self._voice.goodbye(farewell.warnings, farewell.remarks)
+        self._voice.losses(self._accounts.losses, self._ship.lost_declarations)
+
+    def _farewell(self) -> Farewell:
+        course = self._course
+        run = Run(
+            device=self._device,
+            iterations_seen=course.seen,
+            iterations_armed=course.armed_seen,
+            last_iteration=course.iteration,
+            operators_seen=self._filter.asked,
+            tensors_kept=self._accounts.kept,
+            tensors_lost=self.losses,
+            operators_selected=self._filter.selected,
+            marked=self._filter.marked,
+            switched=course.switched,
+        )
+        return farewell_of(self._plan, run, self._filter.unmatched, retired_in=course.retired_in)
+
+    # -- what the rooms and the interpreter call back
+
+    def _disarm_in_child(self) -> None:
+        # A fork copies neither the sender's thread nor the channel: the session is the parent's.
+        self._in_child = True
+        self._course.leave()
+
+    def _taken(self, staged: Staged) -> None:
+        self._stage.release(staged.head)
+
+    def _hand_over_events(self) -> None:
+        if self._nothing_raised(self._course.iteration):
+            return
+        if self._trace.given_up:
+            self._voice.once("an iteration has more events than are kept for one that raises")
+        events = self._trace.take()
+        if events is not None:
+            self._ship.submit(events)
+
+    def _hand_over_graphs(self) -> None:
+        for part in self._sketch.take():
+            self._ship.submit(part)
+
+    def _nothing_raised(self, iteration: int) -> bool:
+        """Return whether the plan waits for an error that did not come in this iteration."""
+        return self._quiet and not self._accounts.expects(iteration)
+
+    def _patience_s(self) -> float:
+        """Return how long a tensor may still wait for room."""
+        delivery = self._plan.delivery
+        if delivery.on_full != "block" or self._ship.link not in (Link.UP, Link.AWAY):
+            return 0.0
+        holds_back = self._plan.selection.trigger != "always" or at_end(self._plan)
+        if holds_back and not self._ship.busy:
+            # What fills the buffer waits for this very thread: nothing will make room.
+            return 0.0
+        return delivery.block_timeout_s - self._ship.idle_s()
+
+    def _link_changed(self, link: Link, reason: str) -> None:
+        if link is Link.REFUSED:
+            self._course.leave()
+        self._voice.link_changed(link, reason, closing=self._ship.closing)
+
+    # -- wiring
+
+    def _make_trigger(self, request: SessionRequest) -> Trigger:
+        heads = Heads(rank=request.rank, net_name=self._plan.output.net_name, clock_us=now_us)
+        reading = Reading(
+            self._plan,
+            self._course,
+            heads=heads,
+            stage=self._stage,
+            measure=measure_of(self._plan),
+            accounts=self._accounts,
+        )
+        return trigger_of(
+            self._plan,
+            self._filter,
+            reading,
+            self._outlet,
+            self._course,
+            warn=self._voice.once,
+        )
+
+    def _make_recorder(self) -> Recording:
+        return Recording(
+            self._course,
+            self._filter,
+            self._trigger,
+            trace=self._trace,
+            sketch=self._sketch,
+            aliases=Aliases() if profile_of(self._plan).short_names else None,
+            keeps_arguments=self._plan.content.kernel_arguments,
+            voice=self._voice,
+            on_events=self._hand_over_events,
+        )
+
+
+def _call(method: Callable[[], None] | None) -> None:
+    if method is not None:
+        method()

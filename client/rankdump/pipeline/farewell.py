@@ -1,0 +1,50 @@
+"""What a rank has to say of a run at its end. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rankdump.contract.plan import DumpPlan
+from rankdump.filter import Run, why_nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Farewell:
+    """Sentences about the run."""
+
+    warnings: tuple[str, ...]
+    """What the user has to know."""
+    remarks: tuple[str, ...]
+    """What is as it should be."""
+    notes: tuple[str, ...]
+    """All of it, as the agent keeps it."""
+
+
+def farewell_of(
+    plan: DumpPlan, run: Run, unmatched: Sequence[str], *, retired_in: int | None
+) -> Farewell:
+    """Return what there is to say, given the entries of `kernels` that matched nothing."""
+    # As long as no operator was asked for, an entry had no chance to match.
+    unused = [_unused(entry) for entry in unmatched] if run.operators_seen else []
+    warnings, remarks, notes = list(unused), list[str](), list(unused)
+    cause = why_nothing(plan, run)
+    if cause is not None:
+        notes.insert(0, cause.reason)
+        if cause.fault:
+            warnings.insert(0, f"nothing was dumped: {cause.reason}")
+        else:
+            remarks.append(cause.reason)
+    if retired_in is not None:
+        limit = plan.selection.overflow_limit
+        reached = (
+            f"overflow_number {limit} was reached: nothing is kept after iteration {retired_in}"
+        )
+        remarks.append(reached)
+        notes.append(reached)
+    return Farewell(tuple(warnings), tuple(remarks), tuple(notes))
+
+
+def _unused(entry: str) -> str:
+    """Return a sentence with the words MindSpore has for it (mindspore-dump.md 9.2)."""
+    return f"no operator that ran matches an entry of kernels: Unused Kernel in json: {entry}"

@@ -1,0 +1,180 @@
+"""What adapters call, from any thread: names are resolved and selected here. A `Recorder`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from rankdump.aliases import Aliases, gradient_of
+from rankdump.contract.exchange import OperatorArguments
+from rankdump.contract.graph import GraphNode, GraphParameter
+from rankdump.contract.key import Side
+from rankdump.filter import Filter, size_decision
+from rankdump.pipeline.course import Course
+from rankdump.pipeline.reading import Lost
+from rankdump.pipeline.triggers import Trigger
+from rankdump.pipeline.voice import Voice
+from rankdump.sketch import Sketch
+from rankdump.trace import Trace
+from rankdump.values import Collective, Observation
+
+
+class Recording:
+    """One rank's recorder; safe to use from several threads."""
+
+    def __init__(
+        self,
+        course: Course,
+        selection: Filter,
+        trigger: Trigger,
+        *,
+        trace: Trace,
+        sketch: Sketch,
+        aliases: Aliases | None,
+        keeps_arguments: bool,
+        voice: Voice,
+        on_events: Callable[[], None],
+    ) -> None:
+        self._course = course
+        self._filter = selection
+        self._trigger = trigger
+        self._trace = trace
+        self._sketch = sketch
+        self._aliases = aliases
+        self._keeps_arguments = keeps_arguments
+        self._voice = voice
+        self._on_events = on_events
+        self._constants: set[tuple[int, str]] = set()
+        self._lock = threading.Lock()
+
+    @property
+    def armed(self) -> bool:
+        """Whether the plan selects the iteration that runs now on this rank."""
+        return self._course.armed
+
+    @property
+    def describing(self) -> bool:
+        """Whether operators are to be described now: in the first armed iteration."""
+        return self._course.describing
+
+    @property
+    def wants_arguments(self) -> bool:
+        """Whether the plan keeps the arguments of operators, in this iteration."""
+        return self._keeps_arguments and self._course.armed
+
+    # -- tensors
+
+    def wants(self, op_name: str, side: Side) -> bool:
+        """Return whether tensors of that operator and side are kept in this iteration."""
+        self._course.active = True
+        return self._course.armed and self._trigger.wants(self._named(op_name), side, None)
+
+    def observe(self, observation: Observation) -> None:
+        """Take one tensor, if the plan selects it."""
+        self._course.active = True
+        if not self._course.armed:
+            return
+        name = self._named(observation.op_name)
+        if not self._trigger.wants(name, observation.side, observation.graph):
+            return
+        if not size_decision(observation.tensor.byte_count).keep:
+            return
+        if observation.constant and not self._first(observation.graph, name):
+            return
+        if name != observation.op_name:
+            observation = replace(observation, op_name=name)
+        self._trigger.take(observation)
+
+    def lose(self, op_name: str, side: Side, reason: str) -> None:
+        """Count a tensor that could not be read, if the plan selects it."""
+        if self.wants(op_name, side):
+            name = self._named(op_name)
+            self._trigger.note(name, Lost(self._course.iteration, name, reason))
+
+    def settled(self, op_name: str, *, raised: bool = False) -> None:
+        """Say that one call of an operator is over: all its tensors were handed over."""
+        if self._course.armed:
+            self._trigger.settled(self._named(op_name), raised=raised)
+
+    def mark(self, graph: int, names: frozenset[str]) -> None:
+        """Say which operators of a graph the script marked with `set_dump`."""
+        if self._aliases is not None:
+            names = names.union(map(gradient_of, names))
+        self._filter.mark(graph, names)
+
+    def arguments(self, graph: int, op_type: str, op_name: str, values: Mapping[str, str]) -> None:
+        """Take what an operator was configured with, if the plan selects the operator."""
+        if not self.wants_arguments:
+            return
+        name = self._named(op_name)
+        if any(self._trigger.wants(name, side, graph) for side in Side):
+            self._trigger.note(name, OperatorArguments(graph, op_type, name, dict(values)))
+
+    # -- graphs
+
+    def describe(self, graph: int, node: GraphNode) -> None:
+        """Take an operator's part in the graph; the first description of a name counts."""
+        if not self._course.describing:
+            return
+        if self._aliases is not None:
+            inputs = tuple(map(self._named, node.inputs))
+            node = replace(node, name=self._named(node.name), inputs=inputs)
+        if not self._sketch.add(graph, node):
+            self._voice.once(
+                f"graph {graph} is too large to be drawn whole", about=f"large graph {graph}"
+            )
+
+    def describe_parameter(self, graph: int, parameter: GraphParameter) -> None:
+        """Take a parameter's part in the graph."""
+        if self._course.describing:
+            named = replace(parameter, name=self._named(parameter.name))
+            self._sketch.add_parameter(graph, named)
+
+    def compiled(self, graph: int, nodes: Sequence[GraphNode]) -> None:
+        """Take the order of operators in which a framework compiled a graph."""
+        self._sketch.compile(graph, [replace(n, name=self._named(n.name)) for n in nodes])
+
+    # -- events and words
+
+    def started(self) -> tuple[int, int]:
+        """Advance the rank's program by one event; return its position and the time in us."""
+        return self._trace.started()
+
+    def finished(
+        self,
+        begun: tuple[int, int],
+        *,
+        graph: int,
+        name: str,
+        collective: Collective | None = None,
+    ) -> None:
+        """Record an event begun earlier as complete now; from any thread."""
+        self._course.active = True
+        name = self._named(name)
+        if self._trace.finished(begun, graph=graph, name=name, collective=collective):
+            self._on_events()
+
+    def warn_once(self, message: str) -> None:
+        """Log a warning the first time it is said."""
+        self._voice.once(message)
+
+    def _first(self, graph: int, name: str) -> bool:
+        """Return whether a constant was not seen before."""
+        with self._lock:
+            known = (graph, name) in self._constants
+            self._constants.add((graph, name))
+            return not known
+
+    def _named(self, name: str) -> str:
+        """Return the name that the profile gives an operator."""
+        if self._aliases is None:
+            return name
+        alias = self._aliases.known(name)
+        if alias is not None:
+            return alias
+        with self._lock:
+            alias = self._aliases.of(name)
+        if self._aliases.full:
+            self._voice.once("operators have too many names: short ones are no longer unique")
+        return alias

@@ -1,0 +1,176 @@
+"""A dump tree as a Python object: what it holds, its arrays, its figures, its source lines."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cached_property
+from os import PathLike, fspath
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy.typing as npt
+
+from rankdump.contract.errors import DamagedError
+from rankdump.contract.key import TensorKey
+from rankdump.contract.layout.mindspore_sync import readable
+from rankdump.contract.layout.profile import PROFILES
+from rankdump.reader.entry import Entry, Tree
+from rankdump.reader.ir import Frame, operators
+from rankdump.reader.load import load
+from rankdump.reader.query import Named, Query, selected
+from rankdump.reader.source import graph_files
+from rankdump.reader.tables import Figures, named, recorded, rows
+from rankdump.reader.walk import RANK_FOLDER, walk
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from rankdump.reader.query import Filters
+
+
+def open_dump(path: str | PathLike[str]) -> Dump:
+    """Return the dump that stands in a folder; DamagedError when the folder holds none."""
+    root = Path(fspath(path))
+    tree = walk(root)
+    if tree.ranks:
+        return Dump(tree)
+    if not root.is_dir():
+        raise DamagedError(f"{root}: no such folder; expected one that holds rank_0 and its like")
+    hint = f"; did you mean {root.parent}?" if RANK_FOLDER.fullmatch(root.name) else ""
+    raise DamagedError(f"{root}: not a dump tree: no folder rank_0 or its like in it{hint}")
+
+
+class Dump:
+    """The tensors of a tree, or those of them that `where` left.
+
+    Filters are the keywords of `where`, everywhere: `rank`, `graph`, `iteration` (a number, or
+    text as `0|2-3`), `operator` (a glob over name or type, or a compiled expression found
+    anywhere in the name), `op_type` (a glob), `side`.
+    """
+
+    def __init__(self, tree: Tree, queries: tuple[Query, ...] = ()) -> None:
+        self._tree, self._queries = tree, queries
+
+    def __repr__(self) -> str:
+        return f"<Dump of {self.root}: {len(self._entries)} tensors of {len(self.ranks)} ranks>"
+
+    @property
+    def root(self) -> Path:
+        """The folder that holds the rank folders."""
+        return self._tree.root
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What in the tree could not be read, or is not there although a manifest names it."""
+        return self._tree.problems
+
+    def where(self, **filters: Unpack[Filters]) -> Dump:
+        """Return the part of this dump that the filters leave; ConfigError for a bad one."""
+        return Dump(self._tree, (*self._queries, selected(filters)))
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Ranks, ascending; unfiltered also those that have a folder and nothing in it."""
+        named = {tensor.key.rank for tensor in self._named}
+        return tuple(sorted(named if self._queries else named.union(self._tree.ranks)))
+
+    @property
+    def graphs(self) -> tuple[int, ...]:
+        """Graphs, ascending."""
+        return tuple(sorted({tensor.key.graph for tensor in self._named}))
+
+    @property
+    def iterations(self) -> tuple[int, ...]:
+        """Iterations, ascending; constants belong to none."""
+        keys = (tensor.key for tensor in self._named)
+        return tuple(sorted({key.iteration for key in keys if not key.constant}))
+
+    @property
+    def operators(self) -> tuple[str, ...]:
+        """Names of operators and parameters, in the order in which the first rank ran them.
+
+        Raw where a manifest knows them, else as the files spell them.
+        """
+        return tuple(dict.fromkeys(tensor.op_name for tensor in self._named))
+
+    @property
+    def constants(self) -> tuple[Entry, ...]:
+        """Tensors that never change, one each for its graph."""
+        return tuple(entry for entry in self._entries if entry.key.constant)
+
+    def tensors(self, **filters: Unpack[Filters]) -> list[Entry]:
+        """Return the tensor files by rank, iteration and time; of a repeated run, both runs'."""
+        return list(self.where(**filters)._entries)
+
+    def load(self, tensor: TensorKey | Entry) -> npt.NDArray[Any]:
+        """Return a tensor as a read-only array; bfloat16 as float32.
+
+        A key may have raw names. Its time stamp picks one of several runs; when no file has it,
+        the newest is taken. DamagedError when there is no such tensor, or its file is damaged.
+        """
+        return load(tensor if isinstance(tensor, Entry) else self._entry(tensor))
+
+    def statistics(self, **filters: Unpack[Filters]) -> list[Figures]:
+        """Return the rows of the `statistic.csv` files, in their order.
+
+        DamagedError names the file and line that cannot be read.
+        """
+        dump, known = self.where(**filters), recorded(self._tree)
+        return [
+            row
+            for table in self._tree.tables
+            if all(q.keeps_place(table.rank, table.graph, table.iteration) for q in dump._queries)
+            for row in rows(table, known)
+            if dump._keeps(row)
+        ]
+
+    @cached_property
+    def sources(self) -> Mapping[str, tuple[Frame, ...]]:
+        """Stack that each operator was called from, outermost line first, by its full name.
+
+        From the `.ir` files of the ranks and graphs here; empty when there are none.
+        """
+        found: dict[str, tuple[Frame, ...]] = {}
+        for file in graph_files(self.root, self._tree.ranks):
+            if self._keeps_graph(file.rank, file.graph):
+                for operator in operators(file.path):
+                    found.setdefault(operator.op_name, operator.frames)
+        return found
+
+    @cached_property
+    def _entries(self) -> tuple[Entry, ...]:
+        return tuple(entry for entry in self._tree.entries if self._keeps(entry))
+
+    @cached_property
+    def _named(self) -> tuple[Entry | Figures, ...]:
+        return named(self._tree, self._keeps)
+
+    @cached_property
+    def _by_key(self) -> Mapping[TensorKey, list[Entry]]:
+        found: defaultdict[TensorKey, list[Entry]] = defaultdict(list)
+        for entry in self._entries:
+            found[_timeless(entry.key)].append(entry)
+        return found
+
+    def _keeps(self, tensor: Named) -> bool:
+        return all(query.keeps(tensor) for query in self._queries)
+
+    def _keeps_graph(self, rank: int, graph: int) -> bool:
+        return all(q.rank in (None, rank) and q.graph in (None, graph) for q in self._queries)
+
+    def _entry(self, key: TensorKey) -> Entry:
+        spelt = dict.fromkeys(_timeless(readable(key, p)) for p in PROFILES.values())
+        found = [entry for name in spelt for entry in self._by_key.get(name, ())]
+        if not found:
+            raise DamagedError(
+                f"{self.root}: no tensor {key.side.value} {key.slot} of {key.op_name}"
+            )
+        exact = [entry for entry in found if entry.key.timestamp_us == key.timestamp_us]
+        return exact[0] if exact else max(found, key=lambda entry: entry.key.timestamp_us)
+
+
+def _timeless(key: TensorKey) -> TensorKey:
+    """Return what tells a tensor from others of one run."""
+    return replace(key, timestamp_us=0, task=0, stream=0, tensor_format="", element="")

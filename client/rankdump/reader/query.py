@@ -1,0 +1,138 @@
+"""Which tensors somebody asks for. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from typing import Protocol, TypedDict
+
+from rankdump.contract.dialect.iterations import parse_iterations
+from rankdump.contract.errors import ConfigError
+from rankdump.contract.key import Side, TensorKey, sanitised
+from rankdump.contract.plan import Iterations
+
+
+class Named(Protocol):
+    """A tensor with a name: a file, or a row of a table."""
+
+    @property
+    def key(self) -> TensorKey:
+        """Its place, with the names as the tree spells them."""
+        ...
+
+    @property
+    def op_type(self) -> str:
+        """Type of the operator, raw where it is known."""
+        ...
+
+    @property
+    def op_name(self) -> str:
+        """Scope name of the operator, raw where it is known."""
+        ...
+
+
+class Filters(TypedDict, total=False):
+    """What `selected` takes; whatever is not given lets everything through."""
+
+    rank: int
+    graph: int
+    iteration: int | str
+    """One number, or the grammar of the configuration: `0|2-3`."""
+    operator: str | re.Pattern[str]
+    """A glob over the whole name or type, or an expression found anywhere in the name."""
+    op_type: str
+    """A glob over the whole type."""
+    side: str
+    """`input` or `output`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """Which tensors; None means every one."""
+
+    rank: int | None = None
+    graph: int | None = None
+    iterations: Iterations | None = None
+    """With this set, constants are left out: they belong to no iteration."""
+    glob: str | None = None
+    """Over the operator's whole name or its type."""
+    pattern: re.Pattern[str] | None = None
+    """Found anywhere in the operator's name."""
+    op_type: str | None = None
+    """Glob over the operator's whole type."""
+    side: Side | None = None
+
+    @property
+    def empty(self) -> bool:
+        """Whether it lets everything through."""
+        return self == Query()
+
+    def keeps(self, tensor: Named) -> bool:
+        """Decide on one tensor."""
+        key = tensor.key
+        return (
+            self.keeps_place(key.rank, key.graph, None if key.constant else key.iteration)
+            and self.side in (None, key.side)
+            and (self.op_type is None or fnmatchcase(tensor.op_type, self.op_type))
+            and (self.glob is None or _globbed(tensor, self.glob))
+            and (self.pattern is None or _found(tensor, self.pattern))
+        )
+
+    def keeps_place(self, rank: int, graph: int, iteration: int | None) -> bool:
+        """Decide on a folder; None is the iteration of constants."""
+        return (
+            self.rank in (None, rank)
+            and self.graph in (None, graph)
+            and (
+                self.iterations is None or (iteration is not None and iteration in self.iterations)
+            )
+        )
+
+
+def selected(filters: Filters) -> Query:
+    """Return the query that keyword filters mean; ConfigError says what is allowed."""
+    operator = filters.get("operator")
+    iteration, side = filters.get("iteration"), filters.get("side")
+    return Query(
+        rank=filters.get("rank"),
+        graph=filters.get("graph"),
+        iterations=None if iteration is None else _iterations(iteration),
+        glob=operator if isinstance(operator, str) else None,
+        pattern=operator if isinstance(operator, re.Pattern) else None,
+        op_type=filters.get("op_type"),
+        side=None if side is None else _side(side),
+    )
+
+
+def _iterations(given: int | str) -> Iterations:
+    if isinstance(given, int):
+        return Iterations(str(given), ((given, given),))
+    iterations = parse_iterations(given)
+    if iterations is None:
+        raise ConfigError("filter", "iteration", given, 'a number, or text such as "0|2-3"')
+    return iterations
+
+
+def _side(given: str) -> Side:
+    try:
+        return Side(given)
+    except ValueError:
+        raise ConfigError("filter", "side", given, '"input" or "output"') from None
+
+
+def _globbed(tensor: Named, glob: str) -> bool:
+    names = (tensor.op_name, tensor.op_type, tensor.key.op_name)
+    return any(fnmatchcase(name, glob) for name in names) or fnmatchcase(
+        tensor.key.op_name, _as_in_files(glob)
+    )
+
+
+@lru_cache(maxsize=8)
+def _as_in_files(glob: str) -> str:
+    return sanitised(glob)
+
+
+def _found(tensor: Named, pattern: re.Pattern[str]) -> bool:
+    return any(pattern.search(name) for name in (tensor.op_name, tensor.key.op_name))

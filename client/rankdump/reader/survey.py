@@ -1,0 +1,140 @@
+"""Figures of every tensor in the order of the program: from `statistic.csv` where there is a row,
+else computed from the file. Holds one iteration's names and one tensor at a time.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from rankdump.contract.errors import DamagedError
+from rankdump.contract.key import TensorKey
+from rankdump.reader.entry import Entry, Table, Tree
+from rankdump.reader.load import Facts, facts_of, load
+from rankdump.reader.query import Query
+from rankdump.reader.statistics import statistics
+from rankdump.reader.tables import Figures, recorded, rows
+
+
+@dataclass(frozen=True, slots=True)
+class Surveyed:
+    """One tensor in figures; None for a figure that its source does not have."""
+
+    key: TensorKey
+    op_type: str
+    op_name: str
+    dtype: str
+    shape: tuple[int, ...]
+    path: str
+    """Of the tensor, or of the table where no file is, relative to the root."""
+    computed: bool
+    """From the file; without this from `statistic.csv`."""
+    finite: bool | None = None
+    """Whether every element is; None when nobody can tell."""
+    maximum: float | None = None
+    minimum: float | None = None
+    mean: float | None = None
+    l2norm: float | None = None
+    nans: int | None = None
+    infinities: int | None = None
+    damage: str = ""
+    """Why there are no figures."""
+
+
+_Place = tuple[int, bool, int]
+"""Rank, whether it is no constant, iteration: sorts as the program ran."""
+_Where = tuple[int, str, int, str, int]
+_COUNTS = ("nan count", "negative inf count", "positive inf count")
+
+
+class Survey:
+    """An iterable over the figures of a tree; what could not be read stands in `problems`."""
+
+    def __init__(self, tree: Tree, query: Query, *, decide: bool = False) -> None:
+        """With `decide`, a tensor whose row cannot tell whether it is finite is computed."""
+        self.problems: list[str] = []
+        self._query, self._decide = query, decide
+        self._known = recorded(tree)
+        self._entries: defaultdict[_Place, list[Entry]] = defaultdict(list)
+        self._tables: defaultdict[_Place, list[Table]] = defaultdict(list)
+        for entry in tree.entries:
+            if query.keeps(entry):
+                key = entry.key
+                self._entries[key.rank, not key.constant, key.iteration].append(entry)
+        for table in tree.tables:
+            if query.keeps_place(table.rank, table.graph, table.iteration):
+                self._tables[table.rank, True, table.iteration].append(table)
+
+    def __iter__(self) -> Iterator[Surveyed]:
+        for place in sorted({*self._entries, *self._tables}):
+            filed = {_where(entry.key): entry for entry in self._entries.get(place, ())}
+            tabled = {_where(r.key): r for t in self._tables.get(place, ()) for r in self._rows(t)}
+            for where in sorted({*filed, *tabled}):
+                row = tabled.get(where)
+                undecided = row is not None and self._decide and row.finite is None
+                if row is None or (undecided and where in filed):
+                    yield _computed(filed[where])
+                else:
+                    yield _tabled(row, filed.get(where))
+
+    def _rows(self, table: Table) -> Iterator[Figures]:
+        try:
+            yield from filter(self._query.keeps, rows(table, self._known))
+        except DamagedError as error:
+            self.problems.append(str(error))
+
+
+def _where(key: TensorKey) -> _Where:
+    return key.timestamp_us, key.net_name, key.graph, key.side.value, key.slot
+
+
+def _tabled(row: Figures, entry: Entry | None) -> Surveyed:
+    nans, low, high = (row.number(item) for item in _COUNTS)
+    return Surveyed(
+        key=row.key,
+        op_type=row.op_type,
+        op_name=row.op_name,
+        dtype=row.dtype,
+        shape=row.shape,
+        path=entry.relative if entry else row.relative,
+        computed=False,
+        finite=row.finite,
+        maximum=row.number("max"),
+        minimum=row.number("min"),
+        mean=row.number("avg"),
+        l2norm=row.number("l2norm"),
+        nans=None if nans is None else int(nans),
+        infinities=None if low is None or high is None else int(low + high),
+    )
+
+
+def _computed(entry: Entry) -> Surveyed:
+    try:
+        tensor = load(entry)
+    except DamagedError as error:
+        return _described(entry, Facts("", (), 0), damage=str(error))
+    figures = statistics(tensor)
+    return replace(
+        _described(entry, facts_of(entry, tensor)),
+        finite=figures.nans + figures.infinities == 0,
+        maximum=figures.maximum,
+        minimum=figures.minimum,
+        mean=figures.mean,
+        l2norm=figures.l2norm,
+        nans=figures.nans,
+        infinities=figures.infinities,
+    )
+
+
+def _described(entry: Entry, facts: Facts, *, damage: str = "") -> Surveyed:
+    return Surveyed(
+        key=entry.key,
+        op_type=entry.op_type,
+        op_name=entry.op_name,
+        dtype=facts.dtype,
+        shape=facts.shape,
+        path=entry.relative,
+        computed=True,
+        damage=damage,
+    )

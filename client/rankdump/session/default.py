@@ -1,0 +1,46 @@
+"""Functions for the session that the environment asks for; one per process."""
+
+from __future__ import annotations
+
+from rankdump.session.frameworks import mark
+from rankdump.session.lifetime import Session
+
+_default: Session | None = None
+
+
+def attach(model: object, session: Session | None = None) -> Session:
+    """Observe a model with a session, by default the one the environment asks for.
+
+    Every call of a process without an explicit session shares the same one.
+    """
+    session = session or _session()
+    session.attach(model)
+    return session
+
+
+def dump_start() -> None:
+    """Dump from now on, whatever iterations the configuration names; devices and operators stay.
+
+    From the first use of `dump_start` or `dump_stop` on, the two alone say when to dump.
+    """
+    _session().dump_start()
+
+
+def dump_stop() -> None:
+    """Dump nothing until `dump_start` is called."""
+    _session().dump_stop()
+
+
+def set_dump(target: object, enabled: bool = True) -> None:
+    """Mark a torch module and what is inside it for `dump_mode` 2, or take the mark away.
+
+    The last call for a module counts. ValueError when target is no module or enabled no bool.
+    """
+    mark(target, enabled)
+
+
+def _session() -> Session:
+    global _default
+    if _default is None or _default.closed:
+        _default = Session.from_environment()
+    return _default

@@ -1,0 +1,94 @@
+"""What stands beside the tensors of a rank: metadata, graphs, order, and last the manifest."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+
+from rankdump.contract.exchange import KernelArguments, SessionRequest
+from rankdump.contract.key import one_line, sanitised
+from rankdump.contract.layout import mindspore_sync as layout
+from rankdump.contract.layout.profile import Profile
+from rankdump.contract.manifest import Manifest, manifest_name
+from rankdump.contract.plan import DumpPlan
+from rankdumpd.agent.metadata.configuration import configuration
+from rankdumpd.agent.tree import Tree
+
+ORDER_HEADER = "NodeExecutionOrder-FullNameWithScope"
+_TARGETS = ("Ascend", "GPU", "CPU")
+
+
+def introduce(tree: Tree, request: SessionRequest, plan: DumpPlan, profile: Profile) -> None:
+    """Write a rank's configuration and its `config.json`, unless they are there.
+
+    MindInsight passes over a rank without either: a plan that came without a file becomes one.
+    """
+    folder = f"{layout.rank_folder(request.rank)}/{layout.METADATA_FOLDER}"
+    target = request.device_target if request.device_target in _TARGETS else "CPU"
+    about = {"device_target": target, "ms_version": profile.version}
+    files = {
+        "data_dump.json": request.config_source or configuration(plan, request.device),
+        "config.json": json.dumps(about, separators=(",", ":")).encode(),
+    }
+    for name, data in files.items():
+        if not tree.has(folder, name):
+            tree.put(folder, name, (data,), mark=name)
+
+
+def write_program_order(tree: Tree, rank: int, orders: Mapping[int, Sequence[str]]) -> None:
+    """Write the operators of each graph, by their full scope names, as the rank ran them."""
+    for graph, names in sorted(orders.items()):
+        lines = (ORDER_HEADER, *map(one_line, names))
+        name = f"ms_execution_order_graph_{graph}.csv"
+        data = "".join(f"{line}\n" for line in lines).encode()
+        tree.put(_order_folder(rank), name, (data,), mark=name)
+
+
+def append_iteration(
+    tree: Tree, rank: int, graphs: Iterable[int], iteration: int, *, repeated: bool
+) -> None:
+    """Add the iteration to each graph's list; when repeated, only where it is not the last."""
+    folder = _order_folder(rank)
+    for graph in sorted(graphs):
+        name = f"ms_global_execution_order_graph_{graph}.csv"
+        last = tree.text(folder, name).splitlines()[-1:] if repeated else []
+        if last != [str(iteration)]:
+            tree.append_lines(folder, name, (str(iteration),))
+
+
+def write_graph(tree: Tree, rank: int, files: Mapping[str, bytes]) -> None:
+    """Write the files of a graph by name; those of an earlier description are replaced."""
+    folder = f"{layout.rank_folder(rank)}/{layout.GRAPH_FOLDER}"
+    for name, data in files.items():
+        tree.put(folder, name, (data,), mark=name)
+
+
+def write_arguments(
+    tree: Tree, rank: int, net_name: str, arguments: KernelArguments, *, mark: str
+) -> list[str]:
+    """Write what operators were configured with; return those whose file name is too long.
+
+    Source: mindspore-dump.md 2.9. No name there is ever mapped to a shorter one.
+    """
+    too_long: list[str] = []
+    for each in arguments.operators:
+        name = f"{sanitised(each.op_type) or '_'}.{sanitised(each.op_name) or '_'}.json"
+        if len(name.encode()) > layout.NAME_MAX_BYTES:
+            too_long.append(each.op_name)
+            continue
+        text = json.dumps(dict(each.values), indent=4, sort_keys=True, ensure_ascii=False)
+        folder = f"{layout.rank_folder(rank)}/{net_name}/{each.graph}/{arguments.iteration}"
+        tree.put(folder, name, (text.encode(),), mark=mark)
+    return too_long
+
+
+def write_manifest(tree: Tree, manifest: Manifest) -> None:
+    """Write the manifest of an iteration: from now on it counts as complete."""
+    status = manifest.status
+    folder = f"{layout.rank_folder(status.rank)}/{layout.MANIFEST_FOLDER}"
+    name = manifest_name(status.iteration, status.session_id)
+    tree.put(folder, name, (manifest.to_json(),), mark=name)
+
+
+def _order_folder(rank: int) -> str:
+    return f"{layout.rank_folder(rank)}/{layout.ORDER_FOLDER}"

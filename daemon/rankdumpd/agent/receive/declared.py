@@ -1,0 +1,110 @@
+"""Frames that are no record, from the wire and from the ledger; every number checked. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from rankdump.contract.errors import ProtocolError
+from rankdump.contract.events import EventColumns
+from rankdump.contract.exchange import Declaration, IterationEnd, KernelArguments, SessionEnd
+from rankdump.contract.graph import Graph, GraphNode, GraphPart
+from rankdump.wire import convert
+from rankdump.wire.v1 import agent_pb2
+from rankdumpd.agent.receive.head import LIMIT
+from rankdumpd.agent.values import Declared, Ticket
+
+MAX_REASONS = 256
+MAX_REASON_CHARACTERS = 100
+MAX_ITEMS = 1 << 16
+"""Nodes of one part, inputs of one node, arguments of one operator, and the like."""
+MAX_CHARACTERS = 1 << 16
+"""Of a name, of an argument's value, of a line of source."""
+
+
+def declaration_from(frame: agent_pb2.Frame, session_id: str) -> Declared:
+    """Read a frame that is no record; ProtocolError when its numbers are out of bounds."""
+    declaration = convert.declaration_from_wire(frame)
+    _check_numbers(frame.sequence, declaration)
+    if isinstance(declaration, IterationEnd):
+        _check_reasons(frame.sequence, declaration)
+    elif isinstance(declaration, GraphPart):
+        _check_graph(frame.sequence, declaration.graph)
+    elif isinstance(declaration, KernelArguments):
+        _check_arguments(frame.sequence, declaration)
+    return Declared(Ticket(session_id, frame.sequence), declaration, frame.SerializeToString())
+
+
+def declaration_again(raw: bytes, session_id: str) -> Declared:
+    """Read a frame back as the ledger kept it."""
+    return declaration_from(agent_pb2.Frame.FromString(raw), session_id)
+
+
+def _check_numbers(sequence: int, declaration: Declaration) -> None:
+    highest = max(_numbers(declaration), default=0)
+    if highest >= LIMIT:
+        raise ProtocolError(f"frame {sequence} with number {highest}, over {LIMIT - 1}")
+
+
+def _numbers(declaration: Declaration) -> Iterator[int]:
+    # The columns of events have bounds of their own.
+    if isinstance(declaration, IterationEnd):
+        yield from (declaration.iteration, declaration.expected, declaration.stall_us)
+        yield from declaration.dropped.values()
+    elif isinstance(declaration, SessionEnd):
+        yield declaration.iterations_seen
+    elif isinstance(declaration, KernelArguments):
+        yield declaration.iteration
+    elif not isinstance(declaration, EventColumns):
+        graph = declaration.graph
+        for node in graph.nodes:
+            for kind in node.outputs:
+                yield from kind.shape
+        for parameter in graph.parameters:
+            yield from parameter.type.shape
+
+
+def _check_reasons(sequence: int, end: IterationEnd) -> None:
+    longest = max(map(len, end.dropped), default=0)
+    if len(end.dropped) > MAX_REASONS or longest > MAX_REASON_CHARACTERS:
+        raise ProtocolError(
+            f"frame {sequence} with {len(end.dropped)} reasons of up to {longest} characters"
+        )
+
+
+def _check_graph(sequence: int, graph: Graph) -> None:
+    _check_counts(sequence, (len(graph.nodes), len(graph.parameters)))
+    for node in graph.nodes:
+        sides = (len(node.inputs), len(node.outputs), len(node.attributes), len(node.source))
+        _check_counts(sequence, sides)
+        _check_texts(sequence, _texts(node))
+    for parameter in graph.parameters:
+        _check_texts(sequence, (parameter.name, parameter.type.dtype))
+
+
+def _texts(node: GraphNode) -> Iterator[str]:
+    yield from (node.name, node.op_type, *node.inputs)
+    yield from (kind.dtype for kind in node.outputs)
+    yield from node.attributes
+    yield from node.attributes.values()
+    for line in node.source:
+        yield from (line.file, line.function, line.code)
+
+
+def _check_arguments(sequence: int, arguments: KernelArguments) -> None:
+    _check_counts(sequence, (len(arguments.operators),))
+    for each in arguments.operators:
+        _check_counts(sequence, (len(each.values),))
+        _check_texts(sequence, (each.op_type, each.op_name, *each.values, *each.values.values()))
+
+
+def _check_counts(sequence: int, counts: Iterable[int]) -> None:
+    if max(counts) > MAX_ITEMS:
+        raise ProtocolError(f"frame {sequence} with {max(counts)} items, at most {MAX_ITEMS}")
+
+
+def _check_texts(sequence: int, texts: Iterable[str]) -> None:
+    longest = max(map(len, texts), default=0)
+    if longest > MAX_CHARACTERS:
+        raise ProtocolError(
+            f"frame {sequence} with a text of {longest} characters, at most {MAX_CHARACTERS}"
+        )

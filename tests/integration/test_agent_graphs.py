@@ -1,0 +1,288 @@
+"""Graphs, arguments and names as an agent writes them beside the tensors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+
+from rankdump.contract.events import Event, EventColumns, EventKind
+from rankdump.contract.exchange import KernelArguments, OperatorArguments
+from rankdump.contract.graph import Graph, GraphNode, GraphParameter, GraphPart, TensorType
+from rankdump.contract.plan import Content, Selection
+from rankdump.wire.frames import declaration_frame
+from rankdump.wire.v1 import model_pb2
+from rankdumpd.agent import effects as effects_room
+
+NAMES = ["Default/b-op0", "Default/a-op0"]
+PARAMETER = GraphParameter("w", TensorType("float32", (2,)))
+
+
+def part(names: list[str], *, first: bool = False, last: bool = False, compiled: bool = False):
+    nodes = tuple(GraphNode(name, "MatMul", ("w",)) for name in names)
+    parameters = (PARAMETER,) if first else ()
+    return GraphPart(Graph(0, nodes, parameters, compiled), first=first, last=last)
+
+
+def events(names: list[str], iteration: int = 0) -> EventColumns:
+    return EventColumns.of(
+        [
+            Event(0, iteration, place, place, name, EventKind.OPERATOR, 1, 2)
+            for place, name in enumerate(names)
+        ]
+    )
+
+
+def graph_of(root: Path) -> model_pb2.GraphProto:
+    path = root / "rank_0" / "graphs" / "ms_output_trace_code_graph_0.pb"
+    return model_pb2.ModelProto.FromString(path.read_bytes()).graph
+
+
+def names_of(root: Path) -> list[str]:
+    return [node.full_name for node in graph_of(root).node]
+
+
+def order_of(root: Path) -> list[str]:
+    path = root / "rank_0" / "execution_order" / "ms_execution_order_graph_0.csv"
+    header, *names = path.read_text().splitlines()
+    assert header == "NodeExecutionOrder-FullNameWithScope"
+    return names
+
+
+@pytest.fixture
+def rank(make_agent, make_rank):
+    """A rank at the door of a running agent."""
+    return make_rank(make_agent().address)
+
+
+class TestGraphs:
+    def test_parts_become_one_graph(self, rank, frames):
+        """Both files are there with the last part, and neither before it."""
+        rank.open()
+        stream = rank.push()
+        stream.send(declaration_frame(1, part(NAMES[:1], first=True))).wait_acknowledged(1)
+        folder = rank.root / "rank_0" / "graphs"
+        assert not folder.exists()
+        stream.send(declaration_frame(2, part(NAMES[1:], last=True)), frames.goodbye(3))
+        assert stream.finish() is grpc.StatusCode.OK
+        assert names_of(rank.root) == NAMES
+        assert [p.name for p in graph_of(rank.root).parameters] == ["w"]
+        text = (folder / "ms_output_trace_code_graph_0.ir").read_text()
+        assert [name for name in NAMES if f"# Fullname with scope: ({name})" in text] == NAMES
+
+    def test_observed_order_where_the_framework_has_none(self, rank, frames):
+        """Without a compiled order the file holds what ran."""
+        rank.open()
+        stream = rank.push().send(
+            declaration_frame(1, events(NAMES[::-1])),
+            declaration_frame(2, part(NAMES, first=True, last=True)),
+            frames.end(3, 0, 0),
+        )
+        assert stream.finish() is grpc.StatusCode.OK
+        assert order_of(rank.root) == NAMES[::-1]
+
+    @pytest.mark.parametrize("graph_first", [True, False])
+    def test_compiled_order_goes_before_the_observed_one(self, rank, frames, graph_first):
+        """The framework's own order stands, whichever the agent heard of first."""
+        rank.open()
+        declared = [
+            part(NAMES, first=True, last=True, compiled=True),
+            events(NAMES[::-1]),
+        ]
+        order = declared if graph_first else declared[::-1]
+        stream = rank.push().send(
+            *(declaration_frame(n + 1, each) for n, each in enumerate(order)),
+            frames.end(3, 0, 0),
+            declaration_frame(4, events(NAMES[::-1], 1)),
+            frames.end(5, 1, 0),
+        )
+        assert stream.finish() is grpc.StatusCode.OK
+        assert order_of(rank.root) == NAMES
+
+    def test_compiled_order_survives_a_restart(self, make_agent, make_rank, frames):
+        """A new agent does not put the observed order in its place."""
+        agent = make_agent()
+        rank = make_rank(agent.address)
+        rank.open()
+        graph = part(NAMES, first=True, last=True, compiled=True)
+        rank.push().send(declaration_frame(1, graph)).finish()
+        agent.restart()
+        rank.open()
+        stream = rank.push().send(
+            declaration_frame(2, events(NAMES[::-1])), frames.end(3, 0, 0), frames.goodbye(4)
+        )
+        assert stream.finish() is grpc.StatusCode.OK
+        assert order_of(rank.root) == NAMES
+
+    def test_restart_between_two_parts(self, make_agent, make_rank, frames):
+        """The part that came before is not asked for again, and not lost."""
+        agent = make_agent()
+        rank = make_rank(agent.address)
+        rank.open()
+        rank.push().send(declaration_frame(1, part(NAMES[:1], first=True))).finish()
+        agent.restart()
+        assert rank.open().acknowledged_sequence == 1
+        stream = rank.push().send(
+            declaration_frame(2, part(NAMES[1:], last=True)), frames.goodbye(3)
+        )
+        assert stream.finish() is grpc.StatusCode.OK
+        assert names_of(rank.root) == NAMES
+        agent.restart()
+        assert rank.status().sessions == []
+
+    def test_graph_that_grew_is_drawn_again(self, rank, frames):
+        """The last description stands."""
+        rank.open()
+        stream = rank.push().send(
+            declaration_frame(1, part(NAMES[:1], first=True, last=True)),
+            declaration_frame(2, part(NAMES, first=True, last=True)),
+            frames.goodbye(3),
+        )
+        assert stream.finish() is grpc.StatusCode.OK
+        assert names_of(rank.root) == NAMES
+
+    def test_graph_that_could_not_be_written_is_drawn_at_the_next_start(
+        self, make_agent, make_rank, frames, monkeypatch
+    ):
+        """It is a finding until then, and costs nothing else."""
+
+        def fail(*args) -> None:
+            raise OSError(28, "failing on purpose")
+
+        agent = make_agent()
+        rank = make_rank(agent.address)
+        rank.open()
+        with monkeypatch.context() as patch:
+            patch.setattr(effects_room.metadata, "write_graph", fail)
+            stream = rank.push().send(
+                declaration_frame(1, part(NAMES, first=True, last=True)),
+                frames.record(2, np.ones(2)),
+                frames.end(3, 0, 1),
+                frames.goodbye(4),
+            )
+            assert stream.finish() is grpc.StatusCode.OK
+            (finding,) = rank.status().findings
+        assert finding.startswith("rank 0, graph 0: not written: ")
+        agent.restart()
+        assert names_of(rank.root) == NAMES
+
+    def test_names_in_graph_and_order_agree(self, rank, frames):
+        """A name that cannot stand on a line is spelt the same way in both."""
+        names = ["Default/a\nb-op0", "Default/\u00e9-op0"]
+        rank.open()
+        rank.push().send(
+            declaration_frame(1, events(names)),
+            declaration_frame(2, part(names, first=True, last=True)),
+            frames.end(3, 0, 0),
+        ).finish()
+        assert order_of(rank.root) == names_of(rank.root) == ["Default/a_b-op0", names[1]]
+
+
+class TestArguments:
+    def test_file_in_the_iteration(self, rank, frames):
+        """Each operator's arguments stand beside its tensors, all of them texts."""
+        values = {"stride": "(1, 1)", "bias": "False"}
+        arguments = KernelArguments(
+            3, (OperatorArguments(0, "Conv2d", "Default/net-Net/c.1-Conv2d/Conv2d-op0", values),)
+        )
+        rank.open()
+        stream = rank.push().send(declaration_frame(1, arguments), frames.goodbye(2))
+        assert stream.finish() is grpc.StatusCode.OK
+        folder = rank.root / "rank_0" / "Net" / "0" / "3"
+        (path,) = folder.iterdir()
+        assert path.name == "Conv2d.Default_net-Net_c_1-Conv2d_Conv2d-op0.json"
+        assert json.loads(path.read_text()) == values
+        assert path.read_text().splitlines()[1] == '    "bias": "False",'
+
+    def test_name_too_long_for_a_file_is_a_finding(self, rank, frames):
+        """It is said once, however many iterations it happens in; the rank goes on."""
+        name = "Default/" + "x" * 300
+        rank.open()
+        stream = rank.push().send(
+            *(
+                declaration_frame(n + 1, KernelArguments(n, (OperatorArguments(0, "T", name, {}),)))
+                for n in range(3)
+            ),
+            frames.record(4, np.ones(2)),
+            frames.end(5, 0, 1),
+            frames.goodbye(6),
+        )
+        assert stream.finish() is grpc.StatusCode.OK
+        assert rank.status().findings == [
+            f"rank 0: no file holds the arguments of {name!r}: its name would be over 255 bytes"
+        ]
+
+
+class TestNames:
+    @pytest.mark.parametrize(
+        ("profile", "target", "end"),
+        [
+            ("ms2.3", "CPU", "fc-Dense_MatMul-op0.0.0.1700000000000001.output.0.DefaultFormat.npy"),
+            ("ms2.4", "CPU", ".DefaultFormat.Float32.npy"),
+            ("ms2.4", "GPU", ".DefaultFormat.float32.npy"),
+            (
+                "ms2.0",
+                "CPU",
+                "/MatMul.MatMul-op0.0.0.1700000000000001.output.0.DefaultFormat.npy",
+            ),
+        ],
+    )
+    def test_profile(self, make_agent, make_rank, frames, profile, target, end):
+        """The plan's profile spells the files, and its release stands in the metadata."""
+        rank = make_rank(make_agent().address, profile=profile, device_target=target, codec="none")
+        rank.open()
+        rank.push().send(frames.record(1, np.ones(2, dtype=np.float32))).finish()
+        (path,) = (rank.root / "rank_0" / "Net").rglob("*.npy")
+        assert str(path).endswith(end)
+        about = json.loads((rank.root / "rank_0" / ".dump_metadata" / "config.json").read_text())
+        assert about == {"device_target": target, "ms_version": f"{profile[2:]}.0"}
+
+    def test_parameters_keep_their_dots_in_the_old_names(self, make_agent, make_rank, frames):
+        """MindSpore 2.0 finds them no other way."""
+        rank = make_rank(make_agent().address, profile="ms2.0", codec="none")
+        rank.open()
+        frame = frames.record(1, np.ones(2), op_name="layers.0.weight", op_type="Parameter")
+        rank.push().send(frame).finish()
+        (path,) = (rank.root / "rank_0" / "Net").rglob("*.npy")
+        assert path.name.startswith("Parameter.layers.0.weight.0.0.")
+
+    def test_unknown_profile_is_refused_at_the_door(self, make_agent, make_rank):
+        """With the profiles there are."""
+        rank = make_rank(make_agent().address, profile="ms9")
+        with pytest.raises(grpc.RpcError) as refused:
+            rank.open()
+        assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+        assert "none of ms2.3, ms2.4, ms2.0" in (refused.value.details() or "")
+
+    def test_session_without_a_configuration_still_has_one(self, make_agent, make_rank):
+        """MindInsight passes over a rank without it: it is made from the plan."""
+        rank = make_rank(make_agent().address, config_source=b"", content=Content("full"))
+        rank.open()
+        path = rank.root / "rank_0" / ".dump_metadata" / "data_dump.json"
+        body = json.loads(path.read_text())
+        assert body["common_dump_settings"]["net_name"] == "Net"
+        assert body["common_dump_settings"]["saved_data"] == "full"
+        assert body["e2e_dump_settings"]["enable"] is True
+
+
+def test_tensor_outside_any_declared_iteration(make_agent, make_rank, frames):
+    """An operator that raised ends no iteration: its inputs are in the tree, and that is said."""
+    rank = make_rank(
+        make_agent().address,
+        selection=Selection(trigger="exception"),
+        content=Content("full"),
+    )
+    rank.open()
+    stream = rank.push().send(
+        frames.record(1, np.ones(2), iteration=7),
+        frames.record(2, np.ones(2), iteration=7),
+        frames.goodbye(3),
+    )
+    assert stream.finish() is grpc.StatusCode.OK
+    folder = rank.root / "rank_0" / "Net" / "0" / "7"
+    assert len(list(folder.glob("*.npy*"))) == 2
+    assert len((folder / "statistic.csv").read_text().splitlines()) == 3
+    assert rank.status().findings == ["rank 0 ended within iteration 7, with 2 tensors in the tree"]

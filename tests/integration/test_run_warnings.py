@@ -1,0 +1,34 @@
+"""`rankdump run` says what will surprise before the job starts."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from suites.configurations import body_of
+
+
+def test_warnings_come_before_the_job(tmp_path: Path, short_dir: Path):
+    """One line each on stderr, then the job's own; its output and its code stay its own."""
+    config = tmp_path / "data_dump.json"
+    config.write_text(json.dumps(body_of(common={"iteration": "5-3", "support_device": [0, 0]})))
+    script = "echo out; echo the job >&2; exit 3"
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "rankdump.cli", "run", "--config", str(config)),
+            *("--output", str(tmp_path / "tree"), "--", "sh", "-c", script),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "TMPDIR": str(short_dir)},
+    )
+    first, second, job, *_ = done.stderr.splitlines()
+    key = "rankdump: warning: common_dump_settings"
+    assert first == f"{key}.iteration: '5-3' runs backwards and matches no iteration"
+    assert second == f"{key}.support_device: 0 stands there twice and counts once"
+    assert job == "the job"
+    assert (done.returncode, done.stdout) == (3, "out\n")

@@ -1,0 +1,96 @@
+"""Buffers: part of the state like parameters, or constants that are there once."""
+
+# torch types what stands in a module as `Tensor | Module`, and compiled modules as functions.
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
+# pyright: reportIndexIssue=false
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rankdump.adapters.torch import attach
+from rankdump.contract.key import Side
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bn = nn.BatchNorm1d(2)
+        self.register_buffer("table", torch.arange(3.0), persistent=False)
+        self.register_buffer("nothing", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.bn(x)
+
+
+def run(model: nn.Module, recorder, iterations: int) -> None:
+    hook = attach(model, recorder, 0)
+    for iteration in range(iterations):
+        hook.iteration_begins(iteration, armed=True)
+        model(torch.randn(4, 2))
+        hook.iteration_ends(iteration, armed=True)
+    hook.detach()
+
+
+def test_persistent_buffers_are_read_like_parameters(recorder) -> None:
+    """After each iteration, behind the parameters, with the values it left."""
+    model = Net()
+    run(model, recorder, 2)
+    names = [taken.op_name for taken in recorder.taken if taken.op_type == "Parameter"]
+    weights = ["bn.weight", "bn.bias"]
+    state = ["bn.running_mean", "bn.running_var", "bn.num_batches_tracked"]
+    assert names == [*weights, "table", *state, *weights, *state]
+    counts = [taken for taken in recorder.taken if taken.op_name == "bn.num_batches_tracked"]
+    assert [int(taken.array) for taken in counts] == [1, 2]
+    means = [taken for taken in recorder.taken if taken.op_name == "bn.running_mean"]
+    assert np.array_equal(means[1].array, model.get_buffer("bn.running_mean").numpy())
+    assert (means[0].side, means[0].slot, means[0].argument) == (Side.OUTPUT, 0, "buffer")
+    assert not any(taken.constant for taken in recorder.taken if taken.op_name != "table")
+
+
+def test_other_buffers_are_constants(recorder) -> None:
+    """A buffer outside the state is handed over once for its model, and says what it is."""
+    run(Net(), recorder, 3)
+    table = recorder.one("table", "output")
+    assert table.constant
+    assert table.array.tolist() == [0, 1, 2]
+
+
+def test_a_constant_waits_until_it_is_wanted(recorder) -> None:
+    """What the plan leaves out in the first iteration can be wanted in a later one."""
+    model = Net()
+    hook = attach(model, recorder, 0)
+    recorder.wanted = lambda name, side: False
+    hook.iteration_begins(0, armed=True)
+    hook.iteration_ends(0, armed=True)
+    assert not recorder.taken
+    recorder.wanted = lambda name, side: name == "table"
+    for iteration in (1, 2):
+        hook.iteration_begins(iteration, armed=True)
+        hook.iteration_ends(iteration, armed=True)
+    hook.detach()
+    assert [taken.op_name for taken in recorder.taken] == ["table"]
+
+
+def test_wrapped_and_shared_buffers_are_there_once(recorder) -> None:
+    """Neither a wrapper nor a second owner doubles a buffer."""
+    inner = nn.Sequential(Net(), nn.Identity())
+    inner[1].register_buffer("again", inner[0].table, persistent=False)
+    run(nn.DataParallel(inner), recorder, 1)
+    names = [taken.op_name for taken in recorder.taken if taken.argument == "buffer"]
+    assert names == [
+        "0.table",
+        "0.bn.running_mean",
+        "0.bn.running_var",
+        "0.bn.num_batches_tracked",
+    ]
+
+
+def test_each_parameter_and_buffer_is_over_at_once(recorder) -> None:
+    """Each is an operator by itself: settled when it was read, not held until later."""
+    run(Net(), recorder, 1)
+    names = [taken.op_name for taken in recorder.taken if taken.op_type == "Parameter"]
+    settled = [name for name, raised in recorder.settlements if not raised]
+    assert settled[2:] == names

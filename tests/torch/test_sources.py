@@ -1,0 +1,124 @@
+"""What is asked of a tensor beside its bytes: its first elements, whether they are finite, and
+whether they are still what they were."""
+
+# torch types what stands in a module as `Tensor | Module`, and compiled modules as functions.
+# pyright: reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from rankdump.adapters.torch.tensors import TorchTensor, source_of
+from rankdump.contract.dtypes import ELEMENT_TYPES
+
+
+def source(tensor: Tensor) -> TorchTensor:
+    found = source_of(tensor)
+    assert isinstance(found, TorchTensor), found
+    return found
+
+
+@given(
+    st.lists(st.integers(0, 5), max_size=4),
+    st.permutations(range(4)),
+    st.integers(1, 700),
+)
+def test_head(shape, order, count) -> None:
+    """Of any tensor, however its elements lie, the head is the first of them in C order."""
+    tensor = torch.arange(math.prod(shape)).reshape(shape)
+    tensor = tensor.permute([axis for axis in order if axis < len(shape)])
+    head = source(tensor).head(count)
+    expected = tensor.flatten().tolist()[:count]
+    assert head.shape == (len(expected),)
+    data = bytearray(head.byte_count)
+    head.copy_into(memoryview(data))
+    assert memoryview(data).cast("q").tolist() == expected
+
+
+def test_head_copies_little() -> None:
+    """A packed tensor's head is a view, another one's is a copy of no more than its rows."""
+    tensor = torch.ones(1000, 10)
+    head = source(tensor).head(25)
+    assert head.tensor.data_ptr() == tensor.data_ptr()
+    turned = source(tensor.t())
+    assert turned.head(25).tensor.untyped_storage().data_ptr() == tensor.data_ptr()
+    assert turned.head(1500).tensor.untyped_storage().nbytes() == 2 * 1000 * 4
+    assert source(torch.tensor([1 + 2j, 3j]).conj()).head(1).tensor.tolist() == [1 - 2j]
+
+
+FINITE = [name for name in ELEMENT_TYPES if not name.startswith(("float", "bfloat", "complex"))]
+
+
+@pytest.mark.parametrize("name", FINITE)
+def test_types_without_infinity_are_finite(name) -> None:
+    """Integers and truth values are finite whatever their bits are."""
+    assert source(
+        torch.ones(3, dtype=torch.uint8).view(torch.int8).to(getattr(torch, name))
+    ).finite()
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in ELEMENT_TYPES if name.startswith(("float", "bfloat"))]
+)
+def test_finite(name) -> None:
+    """Every bit pattern of a float type is judged as its value in float64 is."""
+    dtype = getattr(torch, name)
+    size = ELEMENT_TYPES[name].item_bytes
+    generator = torch.Generator().manual_seed(1)
+    patterns = torch.randint(256, (512, size), generator=generator, dtype=torch.uint8)
+    patterns[:256, -1] = torch.arange(256, dtype=torch.uint8)
+    for element in patterns.view(dtype).reshape(-1):
+        expected = math.isfinite(element.to(torch.float64).item())
+        assert source(element).finite() == expected, element
+    largest = torch.finfo(dtype).max
+    everywhere = torch.full((64,), largest, dtype=torch.float64).to(dtype)
+    assert source(everywhere).finite()  # though their sum is not
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.bfloat16])
+def test_one_bad_element_is_enough(bad, dtype) -> None:
+    """Wherever it stands, and in either part of a complex one."""
+    tensor = torch.zeros(3, 5, 7, dtype=dtype)
+    assert source(tensor).finite()
+    tensor[1, 2, 3] = bad
+    assert not source(tensor.transpose(0, 2)).finite()
+    if dtype.is_complex:
+        tensor.imag[1, 2, 3] = bad
+        tensor.real[1, 2, 3] = 0
+        assert not source(tensor.conj()).finite()
+    assert source(torch.empty(0)).finite()
+
+
+def test_changed() -> None:
+    """A write in place is known, through views and without gradients, too; reading is none."""
+    tensor = torch.ones(4)
+    before = source(tensor)
+    before.finite()
+    before.head(2)
+    assert not before.changed()
+    with torch.no_grad():
+        tensor[1:].mul_(2)
+    assert before.changed()
+    assert not source(tensor).changed()
+    with torch.inference_mode():
+        unknown = source(torch.ones(4))
+        unknown.tensor.add_(1)
+        assert not unknown.changed()
+
+
+def test_the_head_of_what_has_changed() -> None:
+    """A head that shares memory changes with it; a copy keeps what it was made with."""
+    tensor = torch.ones(4, 4)
+    shared, copied = source(tensor).head(6), source(tensor.t()).head(6)
+    before = source(tensor.t())
+    tensor.add_(1)
+    assert shared.changed()
+    assert not copied.changed()
+    assert before.head(6).changed()

@@ -1,0 +1,156 @@
+"""What stands beside the tensors of a rank."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rankdump.contract.dialect import load
+from rankdump.contract.exchange import KernelArguments, OperatorArguments
+from rankdump.contract.layout.profile import PROFILES
+from rankdump.contract.plan import (
+    Content,
+    DumpPlan,
+    Iterations,
+    Operators,
+    Output,
+    Selection,
+)
+from rankdumpd.agent import metadata
+from rankdumpd.agent.metadata.configuration import configuration
+from rankdumpd.agent.tree import Tree
+
+PLAN = DumpPlan(output=Output(root="/dump", net_name="Res-1"))
+
+
+def tree(root: Path) -> Tree:
+    return Tree(str(root), file_mode=0o440, folder_mode=0o750)
+
+
+@pytest.mark.parametrize(
+    ("profile", "version"), [("ms2.0", "2.0.0"), ("ms2.3", "2.3.0"), ("ms2.4", "2.4.0")]
+)
+def test_config_names_the_release_of_the_profile(make_request, tmp_path, profile, version):
+    """Readers compare the release with their own."""
+    metadata.introduce(tree(tmp_path), make_request(), PLAN, PROFILES[profile])
+    body = (tmp_path / "rank_0/.dump_metadata/config.json").read_bytes()
+    assert body == f'{{"device_target":"CPU","ms_version":"{version}"}}'.encode()
+
+
+def test_users_own_configuration_is_copied_byte_for_byte(make_request, tmp_path):
+    """Where there is a file, it is that file."""
+    request = make_request(config_source=b"{ }\n")
+    metadata.introduce(tree(tmp_path), request, PLAN, PROFILES["ms2.3"])
+    assert (tmp_path / "rank_0/.dump_metadata/data_dump.json").read_bytes() == b"{ }\n"
+
+
+def test_plan_without_a_file_gets_one(make_request, tmp_path):
+    """MindInsight passes over a rank whose configuration it cannot read."""
+    request = make_request(config_source=b"", device=3)
+    metadata.introduce(tree(tmp_path), request, PLAN, PROFILES["ms2.3"])
+    body = json.loads((tmp_path / "rank_0/.dump_metadata/data_dump.json").read_text())
+    common = body["common_dump_settings"]
+    assert (common["net_name"], common["input_output"]) == ("Res-1", 0)
+    assert (common["iteration"], common["support_device"]) == ("all", [3])
+    assert body["e2e_dump_settings"]["enable"] is True
+
+
+@pytest.mark.parametrize(
+    ("selection", "common"),
+    [
+        (Selection(), {"dump_mode": 0, "kernels": [], "op_debug_mode": 0}),
+        (Selection(operators=Operators(False, marked=True)), {"dump_mode": 2}),
+        (
+            Selection(operators=Operators(False, ("a/b-op0",), ("conv",), ("a.*b",))),
+            {"dump_mode": 1, "kernels": ["a/b-op0", "conv", "name-regex(a.*b)"]},
+        ),
+        (Selection(Iterations("0|5-8", ((0, 0), (5, 8)))), {"iteration": "0|5-8"}),
+        (Selection(devices=(1, 2)), {"support_device": [1, 2]}),
+        (Selection(outputs=False), {"input_output": 1}),
+        (Selection(inputs=False), {"input_output": 2}),
+        (
+            Selection(trigger="overflow", overflow_limit=4),
+            {"op_debug_mode": 3, "overflow_number": 4},
+        ),
+        (Selection(trigger="exception"), {"op_debug_mode": 4}),
+        (Selection(initial_iteration=9), {"initial_iteration": 9}),
+    ],
+)
+def test_selection_as_a_file(selection, common):
+    """Every part of a selection has its key."""
+    plan = DumpPlan(output=Output(root="/dump"), selection=selection)
+    body = json.loads(configuration(plan, 0))["common_dump_settings"]
+    assert {key: body[key] for key in common} == common
+    assert ("overflow_number" in body) == (selection.trigger == "overflow")
+
+
+def test_content_as_a_file():
+    """Every part of a content has its key."""
+    content = Content("full", ("max", "md5"), True, "low", 20, True)
+    body = json.loads(configuration(DumpPlan(Output(root="/d"), content=content), 0))
+    assert body["common_dump_settings"]["saved_data"] == "full"
+    assert body["common_dump_settings"]["statistic_category"] == ["max", "md5"]
+    assert body["e2e_dump_settings"] == {
+        "enable": True,
+        "trans_flag": True,
+        "stat_calc_mode": "device",
+        "device_stat_precision_mode": "low",
+        "save_kernel_args": True,
+        "sample_mode": 1,
+        "sample_num": 20,
+    }
+
+
+@pytest.mark.parametrize(
+    ("selection", "content"),
+    [
+        (Selection(), Content()),
+        (
+            Selection(operators=Operators(False, ("a/b-op0",), ("conv",), ("a.*b",)), inputs=False),
+            Content("full", ("max", "md5"), sample_elements=20, kernel_arguments=True),
+        ),
+        (Selection(), Content("statistic", on_device=True, precision="low")),
+        (Selection(trigger="overflow", overflow_limit=4), Content("statistic")),
+        (Selection(trigger="exception"), Content()),
+        (Selection(operators=Operators(False, marked=True)), Content()),
+        (Selection(Iterations("0|5-8", ((0, 0), (5, 8))), initial_iteration=3), Content()),
+    ],
+)
+def test_configuration_says_what_the_plan_says(tmp_path, selection, content):
+    """Read as a user's own file, it gives the same plan again."""
+    selection = replace(selection, devices=(0,))
+    plan = DumpPlan(Output(root="/dump"), selection, content)
+    path = tmp_path / "data_dump.json"
+    path.write_bytes(configuration(plan, 0))
+    again, _ = load(path, {})
+    assert (again.selection, again.content) == (selection, content)
+
+
+def test_arguments_have_a_file_in_the_iteration(tmp_path):
+    """Named after type and scope, four blanks deep, sorted, every value a text."""
+    arguments = KernelArguments(
+        7,
+        (
+            OperatorArguments(
+                1, "MatMul", "Default/fc.1-Dense/MatMul-op0", {"b": "True", "a": "\u00e9\n"}
+            ),
+        ),
+    )
+    assert metadata.write_arguments(tree(tmp_path), 2, "Net", arguments, mark="m") == []
+    path = tmp_path / "rank_2/Net/1/7/MatMul.Default_fc_1-Dense_MatMul-op0.json"
+    assert path.read_text() == '{\n    "a": "\u00e9\\n",\n    "b": "True"\n}'
+
+
+def test_arguments_whose_name_is_too_long_are_told(tmp_path):
+    """They are not written under another name; the others are written."""
+    operators = tuple(
+        OperatorArguments(0, "T", name, {}) for name in ("Default/" + "x" * 250, "../b\\ c")
+    )
+    told = metadata.write_arguments(
+        tree(tmp_path), 0, "Net", KernelArguments(0, operators), mark="m"
+    )
+    assert told == ["Default/" + "x" * 250]
+    assert [p.name for p in (tmp_path / "rank_0/Net/0/0").iterdir()] == ["T.___b__c.json"]

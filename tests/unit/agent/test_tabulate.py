@@ -1,0 +1,105 @@
+"""Rows of tables: all of them, once, in order, whatever an earlier life left behind."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from rankdumpd.agent.tabulate import Tables
+from rankdumpd.agent.tree import Tree, write_all
+from rankdumpd.agent.values import TableRow
+
+HEADER = "Op Type,Max Value"
+ROWS = [TableRow("rank_0/Net/0/0", f"row {n}," + "x" * n) for n in range(5)]
+
+
+def tables(root: Path, header: str = HEADER, **fields) -> Tables:
+    return Tables(Tree(str(root), file_mode=0o440, folder_mode=0o750, **fields), header)
+
+
+def lines(root: Path, folder: str = "rank_0/Net/0/0") -> list[str]:
+    text = (root / folder / "statistic.csv").read_text()
+    assert text.endswith("\n")
+    return text.splitlines()
+
+
+def texts(rows: list[TableRow]) -> list[str]:
+    return [row.text for row in rows]
+
+
+def test_header_once_and_rows_in_order(tmp_path):
+    """A table begins with its header, and later rows go to the end."""
+    room = tables(tmp_path)
+    assert room.add(ROWS[:2]) == []
+    assert room.add(ROWS[2:]) == []
+    assert lines(tmp_path) == [HEADER, *texts(ROWS)]
+    mode = (tmp_path / "rank_0/Net/0/0/statistic.csv").stat().st_mode
+    assert stat.S_IMODE(mode) == 0o440
+
+
+def test_each_folder_has_its_table(tmp_path):
+    """Rows of several folders, mixed, end up in theirs in order."""
+    other = [TableRow("rank_0/Net/1/0", f"other {n}") for n in range(2)]
+    tables(tmp_path).add([ROWS[0], other[0], ROWS[1], other[1]])
+    assert lines(tmp_path) == [HEADER, *texts(ROWS[:2])]
+    assert lines(tmp_path, "rank_0/Net/1/0") == [HEADER, *texts(other)]
+
+
+@pytest.mark.parametrize("cut", range(0, 90, 3))
+def test_table_torn_anywhere_is_made_whole(tmp_path, cut):
+    """Whatever part of a table a crash left, the same rows again make it complete."""
+    tables(tmp_path).add(ROWS)
+    path = tmp_path / "rank_0/Net/0/0/statistic.csv"
+    whole = path.read_bytes()
+    path.unlink()
+    path.write_bytes(whole[:cut])
+    tables(tmp_path).add(ROWS[:3])
+    tables(tmp_path).add(ROWS[3:])
+    assert path.read_bytes() == whole
+    assert [p.name for p in path.parent.iterdir()] == ["statistic.csv"]
+
+
+def test_disk_that_fails_within_a_row(tmp_path):
+    """After a write that failed half-way the same rows are added again, and stand once."""
+    failing = [True]
+
+    def write(descriptor: int, parts) -> None:
+        if failing:
+            write_all(descriptor, [bytes(parts[0])[:40]])
+            raise OSError(28, "failing on purpose")
+        write_all(descriptor, parts)
+
+    room = tables(tmp_path, write=write)
+    with pytest.raises(OSError, match="on purpose"):
+        room.add(ROWS)
+    failing.clear()
+    room.add(ROWS)
+    assert lines(tmp_path) == [HEADER, *texts(ROWS)]
+
+
+def test_table_with_other_columns_is_left_alone(tmp_path):
+    """A second job that wants other figures does not put them under foreign titles."""
+    tables(tmp_path, "Op Type,L2Norm Value").add(ROWS[:1])
+    other = TableRow("rank_0/Net/0/1", "mine")
+    told = tables(tmp_path).add([ROWS[1], other])
+    assert told == ["rank_0/Net/0/0/statistic.csv has other columns: rows are left out"]
+    assert lines(tmp_path) == ["Op Type,L2Norm Value", ROWS[0].text]
+    assert lines(tmp_path, "rank_0/Net/0/1") == [HEADER, "mine"]
+
+
+def test_second_job_with_the_same_columns_appends(tmp_path):
+    """As MindSpore does."""
+    tables(tmp_path).add(ROWS[:2])
+    tables(tmp_path).add(ROWS[2:])
+    assert lines(tmp_path) == [HEADER, *texts(ROWS)]
+
+
+def test_many_tables_do_not_stay_in_memory(tmp_path):
+    """More folders than are remembered: each still has its header once and all of its rows."""
+    room = tables(tmp_path)
+    folders = [f"rank_0/Net/0/{n}" for n in range(300)]
+    for text in ("first", "second"):
+        room.add([TableRow(folder, text) for folder in folders])
+    assert all(lines(tmp_path, folder) == [HEADER, "first", "second"] for folder in folders)

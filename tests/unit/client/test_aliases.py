@@ -1,0 +1,75 @@
+"""Short names: unique last components, the same on every call."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankdump.aliases import Aliases, gradient_of
+
+SCOPES = st.sampled_from(["Default/a/", "Default/b/", "Gradients/Default/a/", ""])
+NAMES = st.builds(
+    lambda scope, kind, number: f"{scope}{kind}-op{number}",
+    SCOPES,
+    st.sampled_from(["Conv2d", "ReLU", "x-op"]),
+    st.integers(0, 3),
+)
+
+
+@given(names=st.lists(NAMES, max_size=40))
+def test_last_components_are_unique_and_scopes_stay(names):
+    """Law: one operator, one component; the same name gets the same alias; scopes stay."""
+    aliases = Aliases()
+    found = {name: aliases.of(name) for name in names}
+    components = [alias.rpartition("/")[2] for alias in found.values()]
+    assert len(set(components)) == len(components)
+    for name, alias in found.items():
+        assert aliases.of(name) == aliases.known(name) == alias
+        if not name.startswith("Gradients/") or name.count("/") > 1:
+            assert alias.rpartition("/")[0] == name.rpartition("/")[0]
+
+
+@given(numbers=st.permutations(range(8)))
+def test_names_that_are_unique_stay(numbers):
+    aliases = Aliases()
+    for number in numbers:
+        assert aliases.of(f"Default/Add-op{number}") == f"Default/Add-op{number}"
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (
+            ["Default/conv1/Conv2d-op0", "Default/conv2/Conv2d-op0", "Default/conv1/Conv2d-op1"],
+            ["Default/conv1/Conv2d-op0", "Default/conv2/Conv2d-op1", "Default/conv1/Conv2d-op2"],
+        ),
+        (
+            ["Default/c/Conv2d-op0", "Gradients/Default/c/Conv2d-op0"],
+            ["Default/c/Conv2d-op0", "Gradients/Default/c/Conv2d-op1"],
+        ),
+        (
+            ["conv1.weight", "Gradients/conv1.weight"],
+            ["conv1.weight", "grad.conv1.weight"],
+        ),
+        (["a/x", "b/x", "c/x"], ["a/x", "b/x-op1", "c/x-op2"]),
+        (["", ""], ["", ""]),
+    ],
+)
+def test_the_next_free_number(names, expected):
+    aliases = Aliases()
+    assert [aliases.of(name) for name in names] == expected
+
+
+def test_a_gradient_is_named_after_its_parameter():
+    assert gradient_of("conv1.weight") == Aliases().of("Gradients/conv1.weight")
+
+
+def test_memory_is_bounded(monkeypatch):
+    """Law: beyond the limit names are as they come, and those known keep their alias."""
+    monkeypatch.setattr("rankdump.aliases._MAX_NAMES", 3)
+    aliases = Aliases()
+    found = [aliases.of(f"{scope}/x-op0") for scope in "abcd"]
+    assert found == ["a/x-op0", "b/x-op1", "c/x-op0", "d/x-op0"]
+    assert aliases.full
+    assert aliases.of("b/x-op0") == "b/x-op1"

@@ -1,0 +1,86 @@
+"""A numpy array as a tensor."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from rankdump.adapters.arrays import ArraySource
+from rankdump.contract.dtypes import element_type
+from rankdump.contract.errors import UnsupportedError
+
+KINDS = st.sampled_from(["f2", "f4", "f8", ">f4", "c8", "c16"])
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(6).reshape(2, 3).T,
+        np.arange(6)[::-2],
+        np.array(7, dtype=">i4"),
+        np.array([True, False]),
+        np.array([1 + 2j], dtype="c8"),
+        np.broadcast_to(np.float16(3), (2, 2)),
+        np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+    ],
+)
+def test_any_memory_order_arrives_as_little_endian_c_order(array):
+    source = ArraySource(array)
+    data = bytearray(source.byte_count)
+    source.copy_into(memoryview(data))
+    little = array.dtype.newbyteorder("<")
+    np.testing.assert_array_equal(np.frombuffer(data, little).reshape(array.shape), array)
+    for count in (0, 1, 3, 100):
+        head = source.head(count)
+        first = bytearray(head.byte_count)
+        head.copy_into(memoryview(first))
+        assert head.shape == (min(count, array.size),)
+        assert first == data[: len(first)]
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.array(["a"]),
+        np.array([b"a"]),
+        np.array([object()]),
+        np.array(["2020"], "M8[D]"),
+        np.array([1], "m8[s]"),
+        np.array([(1, 2)], "i4,i4"),
+        "text",
+    ],
+)
+def test_what_no_file_can_hold_is_refused(array):
+    with pytest.raises(UnsupportedError):
+        ArraySource(array)
+
+
+@given(
+    array=arrays.arrays(KINDS, arrays.array_shapes(min_side=0)),
+    bad=st.sampled_from([None, np.nan, np.inf, -np.inf]),
+    place=st.integers(0, 1 << 30),
+)
+def test_one_element_that_is_not_finite_is_enough(array, bad, place):
+    array[~np.isfinite(array)] = 0
+    if bad is not None and array.size:
+        array.flat[place % array.size] = bad
+    assert ArraySource(array).finite() is (bad is None or not array.size)
+
+
+@pytest.mark.parametrize("array", [np.array([True]), np.array([1, -1]), np.ones(1, "u8")])
+def test_types_without_infinity_are_finite(array):
+    source = ArraySource(array)
+    assert source.finite()
+    assert not source.changed()
+    assert source.figures(("max",), "high") is None
+
+
+@pytest.mark.parametrize(("bits", "finite"), [(0x3F80, True), (0x7C00, True), (0x7F80, False)])
+def test_a_type_that_numpy_lacks_is_judged_by_its_own_values(monkeypatch, bits, finite):
+    """Law: of bfloat16, 0x7F80 is infinity; 0x7C00, which is that of float16, is a number."""
+    monkeypatch.setattr("rankdump.adapters.arrays.element_type", lambda _: element_type("bfloat16"))
+    source = ArraySource(np.array([bits], "u2").view("f2"))
+    assert source.finite() is finite

@@ -1,0 +1,59 @@
+"""What waits for its operator is handed back exactly once."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankdump.held import Held
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["hold", "keep", "settle", "clear"]), st.sampled_from("abc")),
+    max_size=40,
+)
+
+
+@given(steps=STEPS, limit=st.integers(0, 3))
+def test_nothing_is_lost_and_nothing_comes_twice(steps, limit):
+    """Law: whatever is held comes back from keep, settle or clear, once, in its order."""
+    held: Held[int] = Held(limit)
+    back: list[int] = []
+    for number, (what, name) in enumerate(steps):
+        if what == "hold":
+            back += held.hold(name, number)
+        elif what == "clear":
+            back += held.clear()
+        else:
+            back += held.keep(name) if what == "keep" else held.settle(name)
+    back += held.clear()
+    assert sorted(back) == [n for n, (what, _) in enumerate(steps) if what == "hold"]
+
+
+def test_an_operator_is_kept_until_it_is_over():
+    held: Held[str] = Held()
+    held.hold("a", "input")
+    assert not held.keeps("a")
+    assert held.keep("a") == ["input"]
+    assert held.keeps("a")
+    assert held.settle("a") == []
+    assert not held.keeps("a")
+
+
+@pytest.mark.parametrize(("limit", "kept"), [(0, ["a", "b", "c"]), (1, ["a"]), (2, ["a", "b"])])
+def test_the_limit_counts_operators(limit, kept):
+    """Law: keeping one operator again is no further operator; one too many is not kept."""
+    held: Held[str] = Held(limit)
+    for name in "abc":
+        held.hold(name, name)
+        held.keep(name)
+        held.keep(name)
+    assert [name for name in "abc" if held.keeps(name)] == kept
+    assert held.full is (0 < limit <= len(kept))
+    assert held.clear() == [name for name in "abc" if name not in kept]
+
+
+def test_operators_that_never_end_are_forgotten(monkeypatch):
+    monkeypatch.setattr("rankdump.held._MAX_OPEN", 2)
+    held: Held[str] = Held()
+    assert [held.hold(name, name) for name in "abcd"] == [[], [], ["a"], ["b"]]

@@ -1,0 +1,370 @@
+"""Plans that wait for an accident: an overflow, or an operator that raises."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import rankdump
+from rankdump.adapters.arrays import ArraySource
+from rankdump.contract.exchange import SessionRequest
+from rankdump.contract.key import Side
+from rankdump.contract.plan import (
+    Content,
+    Delivery,
+    DumpPlan,
+    Output,
+    Precision,
+    SavedData,
+    Selection,
+    Trigger,
+)
+from rankdump.pipeline import Pipeline
+from rankdump.values import Deferred, Observation
+
+from .conftest import Running, bodies, event_names, introduction_of, kinds
+
+GOOD, BAD = np.ones(4, "f4"), np.array([1, np.inf], "f4")
+
+
+def a_plan(
+    trigger: Trigger, *, saved: SavedData = "tensor", buffer_bytes: int = 1 << 20, **selection
+) -> DumpPlan:
+    return DumpPlan(
+        output=Output("/x"),
+        selection=Selection(trigger=trigger, **selection),
+        content=Content(saved=saved, kernel_arguments=True),
+        delivery=Delivery(buffer_bytes=buffer_bytes, block_timeout_s=600),
+    )
+
+
+def request() -> SessionRequest:
+    return introduction_of(a_plan("always"))
+
+
+def found(running: Running) -> list[tuple[str, str, int]]:
+    sides = {1: "input", 2: "output"}
+    return [(r.op_name, sides[r.side], r.slot) for r in bodies(running, "record")]
+
+
+def run(session: rankdump.Session, name: str, *outputs: np.ndarray) -> None:
+    """Dump one operator with an input and these outputs."""
+    session.dump("Add", name, "input", 0, GOOD)
+    for slot, output in enumerate(outputs):
+        session.dump("Add", name, "output", slot, output)
+
+
+class Tensor(ArraySource):
+    """An array that knows whether it was changed, and may not be read."""
+
+    is_changed = False
+    fails = ""
+
+    def changed(self) -> bool:
+        return self.is_changed
+
+    def finite(self) -> bool:
+        if self.fails == "finite":
+            raise RuntimeError("no answer")
+        return super().finite()
+
+    def copy_into(self, target: memoryview) -> None:
+        if self.fails == "copy":
+            raise RuntimeError("no data")
+        super().copy_into(target)
+
+
+def seen(name: str, side: Side, tensor: ArraySource, slot: int = 0, **fields) -> Observation:
+    return Observation(0, fields.pop("op_type", "Add"), name, side, slot, "", tensor, **fields)
+
+
+# -- overflow
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("place", [0, 1])
+def test_an_overflow_keeps_inputs_and_outputs_of_its_operator_alone(running, bad, place):
+    """Law: whichever output is not finite, all of the operator's tensors are kept, in order."""
+    outputs = [GOOD, GOOD]
+    outputs[place] = np.array([bad], "f8")
+    with rankdump.Session(a_plan("overflow"), agent=running.address) as session:
+        run(session, "before", GOOD)
+        run(session, "it", *outputs)
+        run(session, "after", GOOD)
+    assert found(running) == [("it", "input", 0), ("it", "output", 0), ("it", "output", 1)]
+    stamps = [r.timestamp_us for r in bodies(running, "record")]
+    assert stamps == sorted(stamps)
+    (end,) = bodies(running, "iteration_end")
+    assert (end.expected, dict(end.dropped)) == (3, {})
+    assert event_names(running) == ["before", "it", "after"]
+
+
+def test_inputs_are_those_from_before_the_operator_wrote_in_place(running):
+    array = np.array([3, 4], "f4")
+    with rankdump.Session(a_plan("overflow"), agent=running.address) as session:
+        session.dump("Div", "it", "input", 0, array)
+        array[:] = np.inf
+        session.dump("Div", "it", "output", 0, array)
+    before, after = bodies(running, "record")
+    assert np.frombuffer(before.data, "f4").tolist() == [3, 4]
+    assert np.frombuffer(after.data, "f4").tolist() == [np.inf, np.inf]
+
+
+@pytest.mark.parametrize(
+    ("limit", "kept"), [(0, ["a", "b", "c"]), (1, ["a"]), (2, ["a", "b"]), (9, ["a", "b", "c"])]
+)
+def test_the_rank_stops_after_so_many_overflows(running, limit, kept):
+    plan = a_plan("overflow", overflow_limit=limit)
+    with rankdump.Session(plan, agent=running.address) as session:
+        for i, name in enumerate("abc"):
+            session.step(i // 2)
+            run(session, name, BAD, BAD)
+    assert [name for name, side, _ in found(running) if side == "input"] == kept
+    assert len(found(running)) == 3 * len(kept)
+    ends = [end.iteration for end in bodies(running, "iteration_end")]
+    assert ends == ([0] if limit in (1, 2) else [0, 1])
+    notes = list(bodies(running, "session_end")[0].notes)
+    assert bool(notes) is (limit in (1, 2))
+
+
+@pytest.mark.parametrize(
+    ("sides", "kept"),
+    [
+        ({"outputs": False}, [("it", "input", 0)]),
+        ({"inputs": False}, [("it", "output", 0)]),
+    ],
+)
+def test_outputs_are_judged_whether_or_not_they_are_kept(running, sides, kept):
+    with rankdump.Session(a_plan("overflow", **sides), agent=running.address) as session:
+        run(session, "it", BAD)
+        run(session, "good", GOOD)
+    assert found(running) == kept
+
+
+def test_without_an_overflow_there_is_a_calm_note(running, caplog):
+    """Law: that nothing overflowed is no fault: the iteration is complete and nobody is alarmed."""
+    caplog.set_level(logging.INFO, "rankdump")
+    with rankdump.Session(a_plan("overflow"), agent=running.address) as session:
+        run(session, "good", GOOD)
+    assert [end.expected for end in bodies(running, "iteration_end")] == [0]
+    (note,) = bodies(running, "session_end")[0].notes
+    assert "no overflow" in note
+    assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
+    assert note in caplog.text
+
+
+def test_room_of_what_is_forgotten_is_given_back(running):
+    """Law: good operators without end fit into a buffer that holds one of them."""
+    plan = a_plan("overflow", buffer_bytes=4096)
+    with rankdump.Session(plan, agent=running.address) as session:
+        for number in range(100):
+            run(session, f"op{number}", np.ones(100))
+        run(session, "it", np.full(100, np.inf))
+    assert found(running) == [("it", "input", 0), ("it", "output", 0)]
+    assert dict(bodies(running, "iteration_end")[0].dropped) == {}
+
+
+@pytest.mark.parametrize(("output", "dropped"), [(BAD, {"buffer_full": 7}), (GOOD, {})])
+def test_what_found_no_room_is_a_loss_only_if_its_operator_overflowed(running, output, dropped):
+    """Law: nobody waits for room that only the own operator's end can make."""
+    plan = a_plan("overflow", buffer_bytes=4096)
+    with rankdump.Session(plan, agent=running.address) as session:
+        for slot in range(8):
+            session.dump("Add", "it", "input", slot, np.ones(300))
+        session.dump("Add", "it", "output", 0, output)
+    (end,) = bodies(running, "iteration_end")
+    kept = len(bodies(running, "record"))
+    assert (end.expected - kept, dict(end.dropped)) == (sum(dropped.values()), dropped)
+
+
+def test_figures_of_an_overflow(running):
+    plan = a_plan("overflow", saved="statistic")
+    with rankdump.Session(plan, agent=running.address) as session:
+        run(session, "good", GOOD)
+        run(session, "it", BAD)
+    texts = [list(r.figures.texts) for r in bodies(running, "record")]
+    assert texts == [["1", "1", "2"], ["inf", "1", "inf"]]
+
+
+class Promise:
+    """Figures on a device."""
+
+    read_back: list[str]
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def read(self, others: Sequence[Deferred]) -> list[tuple[str, ...]]:
+        names = [each.name for each in others if isinstance(each, Promise)]
+        Promise.read_back += names
+        return [(name,) for name in names]
+
+
+class OnDevice(ArraySource):
+    def __init__(self, name: str, values: np.ndarray) -> None:
+        super().__init__(values)
+        self.name = name
+
+    def figures(self, items: tuple[str, ...], precision: Precision) -> Promise:
+        return Promise(self.name)
+
+
+def test_on_the_device_only_figures_of_an_overflow_are_read_back(running):
+    Promise.read_back = []
+    plan = a_plan("overflow")
+    content = Content(saved="statistic", statistics=("max",), on_device=True)
+    pipeline = Pipeline(replace(plan, content=content), request(), running.address)
+    pipeline.start()
+    for name, output in [("good", GOOD), ("it", BAD), ("after", GOOD)]:
+        pipeline.recorder.observe(seen(name, Side.INPUT, OnDevice(f"{name} in", GOOD)))
+        pipeline.recorder.observe(seen(name, Side.OUTPUT, OnDevice(f"{name} out", output)))
+        pipeline.recorder.settled(name)
+    assert Promise.read_back == []
+    pipeline.end_iteration(ran=True)
+    pipeline.close()
+    assert Promise.read_back == ["it in", "it out"]
+    assert [list(r.figures.texts) for r in bodies(running, "record")] == [["it in"], ["it out"]]
+
+
+def test_parameters_and_constants_are_no_operators(running):
+    with rankdump.Session(a_plan("overflow"), agent=running.address) as session:
+        session.dump("Parameter", "conv1.weight", "output", 0, BAD)
+        session.constant("data-1", BAD)
+    assert found(running) == []
+
+
+def test_arguments_stay_with_their_operator(running):
+    pipeline = Pipeline(a_plan("overflow"), request(), running.address)
+    pipeline.start()
+    for name, output in [("good", GOOD), ("it", BAD)]:
+        pipeline.recorder.arguments(0, "Add", name, {"alpha": "1"})
+        pipeline.recorder.observe(seen(name, Side.OUTPUT, ArraySource(output)))
+        pipeline.recorder.settled(name)
+    pipeline.end_iteration(ran=True)
+    pipeline.close()
+    sent = [o.op_name for a in bodies(running, "kernel_arguments") for o in a.operators]
+    assert sent == ["it"]
+
+
+def test_a_tensor_that_cannot_be_judged_is_said(running, caplog):
+    pipeline = Pipeline(a_plan("overflow"), request(), running.address)
+    pipeline.start()
+    tensor = Tensor(BAD)
+    tensor.fails = "finite"
+    pipeline.recorder.observe(seen("it", Side.OUTPUT, tensor))
+    pipeline.end_iteration(ran=True)
+    pipeline.close()
+    assert "it could not be checked" in caplog.text
+
+
+def test_operators_that_never_settle_are_forgotten_with_their_iteration(running):
+    pipeline = Pipeline(a_plan("overflow"), request(), running.address)
+    pipeline.start()
+    pipeline.recorder.observe(seen("x", Side.INPUT, ArraySource(GOOD)))
+    pipeline.recorder.lose("x", Side.INPUT, "unsupported_sparse")
+    pipeline.end_iteration(ran=True)
+    pipeline.begin_iteration(1)
+    pipeline.recorder.observe(seen("x", Side.OUTPUT, ArraySource(BAD)))
+    pipeline.recorder.lose("x", Side.OUTPUT, "unsupported_sparse")
+    pipeline.end_iteration(ran=True)
+    pipeline.close()
+    assert found(running) == [("x", "output", 0)]
+    first, second = bodies(running, "iteration_end")
+    assert (first.expected, dict(first.dropped)) == (0, {})
+    assert (second.expected, dict(second.dropped)) == (2, {"unsupported_sparse": 1})
+
+
+# -- exception
+
+
+def test_what_raised_leaves_its_inputs(running):
+    """Law: inputs of the operator whose arrays came last before the error, and nothing else."""
+
+    def job() -> None:
+        with rankdump.Session(a_plan("exception"), agent=running.address) as session:
+            for i in range(3):
+                session.step(i)
+                run(session, f"good{i}", BAD)
+            session.dump("Div", "it", "input", 0, GOOD)
+            session.dump("Div", "it", "input", 1, BAD)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        job()
+    assert found(running) == [("it", "input", 0), ("it", "input", 1)]
+    assert {r.iteration for r in bodies(running, "record")} == {2}
+    assert bodies(running, "iteration_end") == []
+    assert event_names(running) == ["good2", "it"]
+
+
+def test_without_an_exception_nothing_is_sent(running, caplog):
+    """Law: no record, no event, no end of an iteration, and a calm note."""
+    with rankdump.Session(a_plan("exception"), agent=running.address) as session:
+        for i in range(3):
+            session.step(i)
+            run(session, "good", BAD)
+    assert kinds(running) == ["session_end"]
+    goodbye = bodies(running, "session_end")[0]
+    assert (goodbye.iterations_seen, list(goodbye.notes)) == (3, ["no operator raised"])
+    assert caplog.records == []
+
+
+def test_an_exception_that_the_job_survives_is_an_iteration_of_its_own(running):
+    pipeline = Pipeline(a_plan("exception"), request(), running.address)
+    pipeline.start()
+    recorder = pipeline.recorder
+    for iteration in range(3):
+        pipeline.begin_iteration(iteration)
+        recorder.observe(seen("x", Side.INPUT, ArraySource(GOOD)))
+        recorder.finished(recorder.started(), graph=0, name="x")
+        recorder.settled("x", raised=iteration == 1)
+        recorder.settled("x")
+        pipeline.end_iteration(ran=True)
+    pipeline.close()
+    assert [(r.op_name, r.iteration) for r in bodies(running, "record")] == [("x", 1)]
+    assert [(e.iteration, e.expected) for e in bodies(running, "iteration_end")] == [(1, 1)]
+    assert [e.iteration[0] for e in bodies(running, "events")] == [1]
+
+
+@pytest.mark.parametrize("reason", ["changed_in_place", "copy_failed", "unsupported_sparse", ""])
+def test_inputs_that_cannot_be_read_any_more_are_counted(running, reason):
+    pipeline = Pipeline(a_plan("exception"), request(), running.address)
+    pipeline.start()
+    tensor = Tensor(GOOD)
+    pipeline.recorder.observe(seen("it", Side.INPUT, tensor))
+    tensor.is_changed = reason == "changed_in_place"
+    tensor.fails = "copy" if reason == "copy_failed" else ""
+    if reason == "unsupported_sparse":
+        pipeline.recorder.lose("it", Side.INPUT, reason)
+    pipeline.recorder.settled("it", raised=True)
+    pipeline.end_iteration(ran=True)
+    pipeline.close()
+    (end,) = bodies(running, "iteration_end")
+    assert dict(end.dropped) == ({reason: 1} if reason else {})
+    assert end.expected - sum(end.dropped.values()) == len(bodies(running, "record"))
+
+
+def test_outputs_are_not_asked_for_when_inputs_are_what_counts(running):
+    pipeline = Pipeline(a_plan("exception"), request(), running.address)
+    pipeline.start()
+    assert pipeline.recorder.wants("x", Side.INPUT)
+    assert not pipeline.recorder.wants("x", Side.OUTPUT)
+    pipeline.close()
+
+
+def test_events_that_wait_for_an_error_do_not_grow_for_ever(running, monkeypatch, caplog):
+    monkeypatch.setattr("rankdump.pipeline.QUIET_EVENTS", 3)
+    pipeline = Pipeline(a_plan("exception"), request(), running.address)
+    pipeline.start()
+    recorder = pipeline.recorder
+    for name in "abcde":
+        recorder.finished(recorder.started(), graph=0, name=name)
+    recorder.observe(seen("e", Side.INPUT, ArraySource(GOOD)))
+    recorder.settled("e", raised=True)
+    pipeline.close()
+    assert event_names(running) == ["c", "d", "e"]
+    assert "more events than are kept" in caplog.text

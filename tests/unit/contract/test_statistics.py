@@ -1,0 +1,154 @@
+"""Figures about a tensor against golden values of MindSpore and a float64 reference."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from rankdump.contract import dtypes, statistics
+from rankdump.contract.errors import UnsupportedError
+from rankdump.contract.statistics import ITEMS, figures
+
+ALL = tuple(ITEMS)
+TEN = tuple(item for item in ITEMS if item not in ("md5", "l2norm"))
+INF, NAN = math.inf, math.nan
+
+
+def raw(array: np.ndarray) -> memoryview:
+    return memoryview(array.tobytes())
+
+
+def of(items: tuple[str, ...], array: np.ndarray) -> tuple[str, ...]:
+    return figures(items, array.dtype.name, raw(array))
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        # mindspore-dump.md 3.4: the row of Add in MindSpore's own test
+        ([[1, 2, 3], [4, 5, 6]], ("6", "1", "9.53939")),
+        ([[7, 8, 9], [10, 11, 12]], ("12", "7", "23.6432")),
+        ([[8, 10, 12], [14, 16, 18]], ("18", "8", "32.9242")),
+    ],
+)
+def test_default_figures_of_mindspores_test(values: list, expected: tuple[str, ...]):
+    assert of(("max", "min", "l2norm"), np.array(values, "f4")) == expected
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        # mindspore-dump.md 3.4: max, min, avg, count, neg, pos, nan, -inf, +inf, zero
+        ([[7.5, 8.56, -9.78], [10, -11, 0]], "10 -11 0.88 6 2 3 0 0 0 1"),
+        (
+            [[1, -INF, INF, -INF, INF], [INF, 1, -INF, INF, INF]],
+            "inf -inf nan 10 3 7 0 3 5 0",
+        ),
+        ([-2.175, 1.990, NAN, NAN, -1.809], "nan nan nan 5 2 1 2 0 0 0"),
+    ],
+)
+def test_ten_figures_of_mindspores_golden_file(values: list, expected: str):
+    assert of(TEN, np.array(values, "f4")) == tuple(expected.split())
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (9.539392, "9.53939"),
+        (1e6, "1e+06"),
+        (999999.0, "999999"),
+        (1.17549435e-38, "1.17549e-38"),
+        (0.0, "0"),
+        (-0.0, "-0"),
+        (INF, "inf"),
+        (-INF, "-inf"),
+        (-NAN, "nan"),
+        (0.0001, "0.0001"),
+        (0.00001, "1e-05"),
+    ],
+)
+def test_numbers_are_written_as_streams_of_cpp_write_them(value: float, text: str):
+    assert statistics.number(value) == text
+
+
+def test_boolean_counts_as_zero_and_one():
+    found = dict(zip(ALL, of(ALL, np.array([True, False, True])), strict=True))
+    assert (found["max"], found["min"], found["avg"]) == ("1", "0", "0.666667")
+    assert (found["positive zero count"], found["zero count"]) == ("2", "1")
+
+
+def test_md5_is_over_the_elements_as_the_framework_held_them():
+    """Of bfloat16 two bytes each, although the file holds four."""
+    data = np.array([1.0, -2.0], "f4").view(np.uint16)[1::2].copy()
+    found = figures(("md5", "max", "min"), "bfloat16", raw(data))
+    assert found == (hashlib.md5(data.tobytes()).hexdigest(), "1", "-2")
+
+
+def test_complex_has_no_figures():
+    assert not statistics.countable("complex64")
+    with pytest.raises(UnsupportedError, match="complex128"):
+        figures(("max",), "complex128", raw(np.zeros(2, "c16")))
+
+
+@pytest.mark.parametrize("name", [n for n in dtypes.ELEMENT_TYPES if n.startswith("float8")])
+def test_eight_bit_floats_are_read_by_their_values(name: str):
+    data = np.arange(256, dtype=np.uint8)
+    wide = np.frombuffer(dtypes.as_stored(name, raw(data)), "f4").astype("f8")
+    nans = int(np.isnan(wide).sum())
+    items = ("nan count", "positive zero count", "count")
+    assert figures(items, name, raw(data)) == (str(nans), str(int((wide > 0).sum())), "256")
+
+
+NUMERIC = [
+    n
+    for n in dtypes.ELEMENT_TYPES
+    if statistics.countable(n) and not dtypes.element_type(n).widened
+]
+
+
+@pytest.mark.parametrize("name", NUMERIC)
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_figures_equal_a_float64_reference(name: str, data: st.DataObject):
+    """For every type, with NaN and infinities where it has them."""
+    array = data.draw(hnp.arrays(np.dtype(name), hnp.array_shapes(max_dims=3, max_side=8)))
+    found = dict(zip(ALL, of(ALL, array), strict=True))
+    with np.errstate(all="ignore"):
+        wide = array.astype("f8").reshape(-1)
+        expected = {
+            "max": f"{wide.max():g}",
+            "min": f"{wide.min():g}",
+            "count": str(wide.size),
+            "negative zero count": str(sum(x < 0 for x in wide.tolist())),
+            "positive zero count": str(sum(x > 0 for x in wide.tolist())),
+            "nan count": str(sum(x != x for x in wide.tolist())),
+            "negative inf count": str(wide.tolist().count(-INF)),
+            "positive inf count": str(wide.tolist().count(INF)),
+            "zero count": str(wide.tolist().count(0)),
+            "md5": hashlib.md5(array.tobytes()).hexdigest(),
+        }
+        mean, norm = wide.sum() / wide.size, math.sqrt(np.square(wide).sum())
+    assert {item: found[item] for item in expected} == expected
+    # Sums may differ in their last bit with the order of addition, so they are compared as numbers.
+    for item, value in (("avg", mean), ("l2norm", norm)):
+        scale = float(np.abs(wide).max()) if np.isfinite(wide).all() else 0.0
+        assert float(found[item]) == pytest.approx(value, rel=1e-5, abs=1e-12 * scale, nan_ok=True)
+
+
+def test_large_tensor_has_the_figures_of_one_pass(monkeypatch: pytest.MonkeyPatch):
+    """Blocks are not to be seen in the result, wherever the NaN stands."""
+    rng = np.random.default_rng(7)
+    array = rng.normal(size=100_003).astype("f4")
+    whole = of(ALL, array)
+    monkeypatch.setattr(statistics, "_BLOCK", 1 << 10)
+    assert of(ALL, array) == whole
+    for at in (0, 50_000, 100_002):
+        broken = array.copy()
+        broken[at] = NAN
+        assert of(("max", "min", "avg", "l2norm", "nan count"), broken) == ("nan",) * 4 + ("1",)

@@ -1,0 +1,82 @@
+"""Nothing that reads a tree runs what stands in it."""
+
+from __future__ import annotations
+
+import ast
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import rankdump
+from rankdump import reader
+from rankdump.cli.commands import answer
+from rankdump.contract.errors import DamagedError
+
+SOURCES = sorted(Path(rankdump.__file__).parent.rglob("*.py"))
+UNSAFE = {"pickle", "cPickle", "dill", "joblib", "shelve", "marshal", "cloudpickle"}
+LOADERS = {"load", "memmap", "fromfile", "loadtxt", "genfromtxt"}
+
+
+class Trap:
+    """An object that leaves a file behind when it is unpickled."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def __reduce__(self):
+        return (Path.touch, (self.path,))
+
+
+@pytest.fixture
+def trapped(tree, tmp_path):
+    """A tensor file that holds a pickle, with a header that says so."""
+    path = tree.tensor(0, 0, "Default/a-A/A-op0", np.ones(1), codec="none")
+    with path.open("wb") as file:
+        np.save(file, np.array([Trap(tmp_path / "sprung")], dtype=object), allow_pickle=True)
+    return path
+
+
+def test_the_trap_works(trapped, tmp_path):
+    """Unpickled on purpose, it leaves its mark: the next test can fail."""
+    with trapped.open("rb") as file:
+        np.load(file, allow_pickle=True)
+    assert (tmp_path / "sprung").exists()
+
+
+def test_no_reader_springs_it(trapped, tree, tmp_path):
+    """Every way to read a tree refuses the file, or passes it by."""
+    dump = reader.open(tree.root)
+    with pytest.raises(DamagedError):
+        dump.load(dump.tensors()[0])
+    with pytest.raises(DamagedError):
+        reader.load_file(trapped)
+    for command in ("ls", "stats"):
+        assert answer([command, str(tree.root)]) == 1
+    assert answer(["show", str(trapped)]) == 1
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_a_bare_pickle_is_damage(tree, tmp_path):
+    """Neither is a file without any header run."""
+    path = tree.tensor(0, 0, "Default/a-A/A-op0", np.ones(1), codec="none")
+    path.write_bytes(pickle.dumps(Trap(tmp_path / "sprung")))
+    with pytest.raises(DamagedError, match="not an npy file"):
+        reader.load_file(path)
+    assert not (tmp_path / "sprung").exists()
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
+def test_no_source_can_unpickle(path):
+    """No pickle is imported, numpy's loaders are not called, nobody allows pickles."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            assert not {alias.name.split(".")[0] for alias in node.names} & UNSAFE
+        elif isinstance(node, ast.ImportFrom):
+            assert (node.module or "").split(".")[0] not in UNSAFE
+        elif isinstance(node, ast.Call):
+            assert "allow_pickle" not in {keyword.arg for keyword in node.keywords}
+            called = node.func
+            if isinstance(called, ast.Attribute) and isinstance(called.value, ast.Name):
+                assert not (called.value.id in ("np", "numpy") and called.attr in LOADERS)

@@ -1,0 +1,106 @@
+"""Figures of every tensor, in the order of the program, from whichever source has them."""
+
+from __future__ import annotations
+
+import math
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from rankdump.reader import Query, Survey, walk
+
+ONES = np.ones(4, np.float32)
+BAD = np.array([1.0, np.nan, np.inf, -np.inf], np.float32)
+
+
+def surveyed(tree, query=None, *, decide=False):
+    survey = Survey(walk(tree.root), query or Query(), decide=decide)
+    return list(survey), survey.problems
+
+
+def test_rows_and_files_are_one_tensor(tree):
+    """Where a tensor has both, it is one line, with the table's figures and the file's path."""
+    path = tree.tensor(0, 0, "Default/a-A/A-op0", BAD, tabled=True)
+    tree.complete(0, 0)
+    ((row,), problems) = surveyed(tree)
+    assert (row.computed, row.path, problems) == (False, str(path.relative_to(tree.root)), [])
+    assert row.op_name == "Default/a-A/A-op0"
+    assert row.finite is False
+    assert row.maximum is not None
+    assert math.isnan(row.maximum)
+    assert row.nans is None
+
+
+def test_files_without_a_row_are_computed(tree):
+    """A complex tensor has no row; a table may be missing altogether."""
+    tree.tensor(0, 0, "Default/a-A/A-op0", ONES, tabled=True)
+    tree.tensor(0, 0, "Default/b-B/B-op0", np.array([3 + 4j]))
+    ((first, second), _) = surveyed(tree)
+    assert (first.computed, second.computed) == (False, True)
+    assert (second.maximum, second.l2norm, second.finite) == (5.0, 5.0, True)
+
+
+def test_rows_without_a_file_are_shown(tree):
+    """With figures alone the table's path stands for the tensor's."""
+    table = tree.row(0, 0, "Default/a-A/A-op0", ONES)
+    ((row,), _) = surveyed(tree)
+    assert (row.path, row.shape) == (str(table.relative_to(tree.root)), (4,))
+
+
+def test_the_order_is_the_programs(tree):
+    """By rank, iteration and time, over graphs and sources; constants first."""
+    tree.tensor(1, 0, "Default/d-D/D-op0", ONES)
+    tree.tensor(0, 1, "Default/c-C/C-op0", ONES)
+    tree.row(0, 0, "Default/z-Z/Z-op0", ONES, graph=1)
+    tree.tensor(0, 0, "Default/b-B/B-op0", ONES, graph=0)
+    tree.row(0, 0, "Default/a-A/A-op0", ONES, graph=1)
+    tree.tensor(0, 0, "data-1", ONES, op_type="Parameter", constant=True)
+    (rows, _) = surveyed(tree)
+    assert [row.op_type for row in rows] == ["Parameter", "Z", "B", "A", "C", "D"]
+
+
+@pytest.mark.parametrize(("decide", "finite"), [(False, None), (True, False)])
+def test_what_a_row_cannot_tell_is_computed_on_demand(tree, decide, finite):
+    """A table of digests does not say what is finite; the tensor does."""
+    tree.items = ("md5",)
+    tree.tensor(0, 0, "Default/a-A/A-op0", BAD, tabled=True)
+    ((row,), _) = surveyed(tree, decide=decide)
+    assert row.finite is finite
+    assert row.computed is decide
+
+
+def test_damage_is_named_and_the_survey_goes_on(tree):
+    """A torn table is a problem, a damaged tensor a row that says so."""
+    tree.tensor(0, 0, "Default/a-A/A-op0", ONES).write_bytes(b"junk")
+    tree.row(0, 1, "Default/b-B/B-op0", ONES).write_text("junk")
+    tree.tensor(0, 2, "Default/c-C/C-op0", ONES)
+    (rows, problems) = surveyed(tree)
+    assert [bool(row.damage) for row in rows] == [True, False]
+    assert "A-op0" in rows[0].damage
+    (problem,) = problems
+    assert "not a statistic table" in problem
+
+
+def test_filters_hold_for_rows_as_for_files(tree):
+    """One query, two sources."""
+    tree.row(0, 0, "Default/a-A/A-op0", ONES)
+    tree.tensor(0, 1, "Default/a-A/A-op0", ONES)
+    tree.tensor(1, 1, "Default/b-B/B-op0", ONES)
+    assert len(surveyed(tree, Query(glob="*a-A*"))[0]) == 2
+    assert len(surveyed(tree, Query(rank=1))[0]) == 1
+
+
+def test_memory_holds_one_tensor(tree):
+    """However many there are, the peak is that of one and what unpacking it takes."""
+    one = np.zeros(1 << 20, np.float32)
+    for number in range(6):
+        tree.tensor(0, number, "Default/a-A/A-op0", one)
+    survey = Survey(walk(tree.root), Query())
+    tracemalloc.start()
+    try:
+        assert [row.finite for row in survey] == [True] * 6
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 6 * one.nbytes
