@@ -6,7 +6,7 @@ PROTOS := $(wildcard proto/rankdump/wire/v1/*.proto)
 PROTO_TOOLS := grpcio-tools==1.62.3 mypy-protobuf==3.6.0 setuptools==75.8.0
 SOURCES := client daemon tests bench examples
 
-.PHONY: setup demo test check proto proto-check bench clean
+.PHONY: setup demo test check proto proto-check bench peers clean
 
 setup: .venv/ready
 
@@ -30,7 +30,7 @@ demo: setup
 	  $(BIN)/torchrun --standalone --nproc-per-node 2 examples/torch_ddp.py
 	$(BIN)/rankdump ls $(DEMO)
 	$(BIN)/rankdump show $$(find $(DEMO)/rank_0 -name 'Linear.*output*' | sort | head -n 1)
-	$(BIN)/rankdump order $(DEMO) --iteration 1 --limit 0 | tail -n 24
+	$(BIN)/rankdump order $(DEMO) --iteration 5 --limit 0 | tail -n 24
 	$(BIN)/rankdump status $(DEMO)
 
 test: setup
@@ -52,6 +52,17 @@ proto-check: build/proto-venv/ready
 
 bench: setup
 	$(BIN)/python -m bench all --json
+
+# MindSpore 2.0's own readers on our trees. They need a Python that old, and a gigabyte.
+PYTHON39 ?= python3.9
+build/peers-venv/ready:
+	$(PYTHON39) -m venv build/peers-venv
+	build/peers-venv/bin/python -m pip install --quiet mindspore==2.0.0 mindinsight==2.0.0 \
+	  numpy==1.23.5 'pillow<10' 'setuptools<81'
+	touch $@
+
+peers: setup build/peers-venv/ready
+	PEERS_PYTHON=build/peers-venv/bin/python $(BIN)/python -m pytest tests/peers
 
 clean:
 	rm -rf build
