@@ -9,6 +9,7 @@ Runs as well without rankdump; then the session below is off.
 from __future__ import annotations
 
 import gc
+from itertools import cycle, islice
 
 import torch
 import torch.distributed as dist
@@ -18,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import rankdump
 
-STEPS = 3
+STEPS = 121
 BATCH = 32
 
 
@@ -49,18 +50,18 @@ def batches(rank: int, world_size: int) -> list[tuple[torch.Tensor, torch.Tensor
 
 
 def train(rank: int, world_size: int) -> None:
-    """Train for a few steps."""
+    """Train for as many steps as the configuration speaks of."""
     torch.manual_seed(0)
     model = DistributedDataParallel(DigitReader())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     session = rankdump.attach(model)
-    for step, (rows, labels) in enumerate(batches(rank, world_size)[:STEPS]):
+    for step, (rows, labels) in enumerate(islice(cycle(batches(rank, world_size)), STEPS)):
         session.step(step)
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(model(rows), labels)
         loss.backward()
         optimizer.step()
-        if rank == 0:
+        if rank == 0 and step % 20 == 0:
             print(f"step {step}: loss {loss.item():.4f}", flush=True)
     session.close()
 

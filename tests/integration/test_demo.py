@@ -20,16 +20,20 @@ from rankdump.reader import load, read_order, status, walk
 ROOT = Path(__file__).parent.parent.parent
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 EXAMPLE = ROOT / "examples" / "torch_ddp.py"
+CONFIG = ROOT / "examples" / "data_dump.json"
+JOBS = Path(__file__).parent / "jobs"
 
 
 def torchrun(*command) -> list[str]:
     return [*TORCHRUN, *map(str, command)]
 
 
-def dumped(tree: Path, command: list[str], temp: Path) -> subprocess.CompletedProcess[str]:
-    """Run a command under `rankdump run` with the example's configuration."""
+def dumped(
+    tree: Path, command: list[str], temp: Path, config: Path = CONFIG
+) -> subprocess.CompletedProcess[str]:
+    """Run a command under `rankdump run`, by default with the example's configuration."""
     rankdump = [sys.executable, "-m", "rankdump.cli", "run"]
-    options = ["--config", str(ROOT / "examples" / "data_dump.json"), "--output", str(tree)]
+    options = ["--config", str(config), "--output", str(tree)]
     environ = {**os.environ, "TMPDIR": str(temp), "OMP_NUM_THREADS": "1"}
     return finished([*rankdump, *options, "--", *command], environ)
 
@@ -47,8 +51,8 @@ def collected(tmp_path_factory):
     """The tree of one digesting job, and what its own hooks saw."""
     folder = tmp_path_factory.mktemp("digests")
     temp = Path("/tmp")
-    job = Path(__file__).parent / "jobs" / "ddp_digests.py"
-    done = dumped(folder / "tree", torchrun(job, folder), temp)
+    job = torchrun(JOBS / "ddp_digests.py", folder)
+    done = dumped(folder / "tree", job, temp, JOBS / "ddp_digests.json")
     seen = {rank: json.loads((folder / f"rank_{rank}.json").read_text()) for rank in (0, 1)}
     return folder / "tree", seen, done.stderr
 
@@ -118,15 +122,39 @@ def test_the_order_joins_both_ranks(collected):
         assert any("Conv2d" in name for name in own)
 
 
+TUTORIAL = [0, *range(5, 9), *range(100, 121)]
+"""The iterations that `0|5-8|100-120` means, both ends of a range included."""
+
+
 def test_the_example_trains_alike_with_and_without(tmp_path, socket_folder):
     """The example runs without rankdump, and being dumped changes none of its losses."""
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
     alone = finished(torchrun(EXAMPLE), environ)
     with_dump = dumped(tmp_path / "tree", torchrun(EXAMPLE), socket_folder)
     assert alone.stdout == with_dump.stdout
-    assert alone.stdout.count("loss") == 3
+    assert alone.stdout.count("loss") == 7
     tree = walk(tmp_path / "tree")
     assert {(e.key.rank, e.key.iteration) for e in tree.entries} == {
-        (rank, iteration) for rank in (0, 1) for iteration in (0, 1, 2)
+        (rank, iteration) for rank in (0, 1) for iteration in TUTORIAL
     }
     assert tree.problems == ()
+    # saved_data is full: a row for every tensor, and a tensor for every row.
+    for folder in sorted((tmp_path / "tree").glob("rank_*/Digits/0/*")):
+        rows = (folder / "statistic.csv").read_text().splitlines()[1:]
+        assert len(rows) == len(list(folder.glob("*.npy.zst"))) > 0
+
+
+def test_the_tutorials_settings_select_26_iterations_of_the_listed_devices(tmp_path, socket_folder):
+    """Of ranks on devices 0, 7 and 8, `support_device` [0..7] dumps the first two."""
+    job = f"{sys.executable} {JOBS / 'many_steps.py'}"
+    ranks = " && ".join(f"RANK={r} LOCAL_RANK={d} {job}" for r, d in enumerate((0, 7, 8)))
+    done = dumped(tmp_path / "tree", ["sh", "-c", f"export WORLD_SIZE=3; {ranks}"], socket_folder)
+    tree = walk(tmp_path / "tree")
+    places = Counter((entry.key.rank, entry.key.iteration) for entry in tree.entries)
+    assert len(TUTORIAL) == 26
+    assert places == {(rank, iteration): 2 for rank in (0, 1) for iteration in TUTORIAL}
+    for rank in (0, 1):
+        folders = (tmp_path / "tree" / f"rank_{rank}" / "Digits" / "0").iterdir()
+        assert {folder.name for folder in folders} == set(map(str, TUTORIAL))
+    assert not (tmp_path / "tree" / "rank_2" / "Digits").exists()
+    assert "support_device [0, 1, 2, 3, 4, 5, 6, 7] excludes this rank's device 8" in done.stderr

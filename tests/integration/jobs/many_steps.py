@@ -1,0 +1,23 @@
+"""One rank without a framework that runs the tutorial's 121 steps, two arrays in each."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import rankdump
+
+STEPS = 121
+
+
+def main() -> None:
+    session = rankdump.Session.from_environment()
+    for step in range(STEPS):
+        session.step(step)
+        values = np.arange(6, dtype=np.float32).reshape(2, 3) + step
+        session.dump("ReLU", "Default/relu-ReLU/ReLU-op0", "input", 0, values)
+        session.dump("ReLU", "Default/relu-ReLU/ReLU-op0", "output", 0, np.maximum(values, 0))
+    session.close()
+
+
+if __name__ == "__main__":
+    main()
