@@ -14,6 +14,8 @@ from rankdump.contract.exchange import SessionRequest
 
 DEFAULT_AGENT = "unix:/run/rankdump/agent.sock"
 """Where the agent of a host answers unless RANKDUMP_AGENT says otherwise."""
+WARNED_VARIABLE = "RANKDUMP_WARNED"
+"""Names the configuration whose warnings were said before the job began."""
 
 # In each row the first variable that is set counts: torchrun's names, then MindSpore's, Open
 # MPI's and Slurm's, because an outer launcher's variables stay visible inside an inner one.

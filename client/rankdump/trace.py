@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 
 from rankdump.contract.events import Event, EventColumns, EventKind, ProcessGroup
@@ -23,21 +22,16 @@ def now_us() -> int:
 
 
 class Trace:
-    """The program of one rank; safe to use from several threads.
+    """The program of one rank; safe to use from several threads. Without `keeps` it only counts."""
 
-    With `keep_last` no more than that many events wait, and the oldest are given up first.
-    """
-
-    def __init__(
-        self, clock_us: Callable[[], int] = now_us, *, keep_last: int | None = None
-    ) -> None:
+    def __init__(self, clock_us: Callable[[], int] = now_us, *, keeps: bool = True) -> None:
         self._clock_us = clock_us
         self._lock = threading.Lock()
         self._position = 0
         self._iteration = 0
         self._before = (0, 0)
-        self._pending: deque[Event] = deque(maxlen=keep_last)
-        self._given_up = 0
+        self._keeps = keeps
+        self._pending: list[Event] = []
         self._groups: dict[str, ProcessGroup] = {}
 
     def begin_iteration(self, iteration: int) -> None:
@@ -45,7 +39,6 @@ class Trace:
         with self._lock:
             self._before = (self._position, self._iteration)
             self._iteration = iteration
-            self._given_up = 0
 
     def started(self) -> tuple[int, int]:
         """Advance the program by one event; return its position and the time."""
@@ -57,12 +50,13 @@ class Trace:
         self, begun: tuple[int, int], *, graph: int, name: str, collective: Collective | None
     ) -> bool:
         """Record an event as complete now; return whether it is time to hand over."""
+        if not self._keeps:
+            return False
         with self._lock:
             boundary, earlier = self._before
             what = collective or _OPERATOR
             if collective is not None:
                 self._groups[collective.group.name] = collective.group
-            self._given_up += len(self._pending) == self._pending.maxlen
             self._pending.append(
                 Event(
                     graph=graph,
@@ -83,20 +77,9 @@ class Trace:
             )
             return len(self._pending) >= FLUSH_EVENTS
 
-    @property
-    def given_up(self) -> int:
-        """Events of the running iteration that gave way to later ones."""
-        return self._given_up
-
-    def discard(self) -> None:
-        """Forget the pending events."""
-        with self._lock:
-            self._pending.clear()
-
     def take(self) -> EventColumns | None:
         """Hand over the pending events; None when there are none."""
         with self._lock:
-            events = list(self._pending)
-            self._pending.clear()
+            events, self._pending = self._pending, []
             groups = tuple(self._groups.values())
         return EventColumns.of(events, groups) if events else None

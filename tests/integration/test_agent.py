@@ -287,7 +287,7 @@ class TestResuming:
         assert stream.finish() is grpc.StatusCode.OK
         view = rank.status()
         assert view.sessions[0].state == status_pb2.SESSION_STATE_LOST
-        assert view.findings == ["rank 0 ended within iteration 0, with 1 tensors in the tree"]
+        assert view.findings == ["rank 0 ended within iteration 0, with 1 tensor in the tree"]
 
 
 class TestDoor:

@@ -20,6 +20,7 @@ from rankdump.contract import dialect
 from rankdump.contract.errors import RankdumpError
 from rankdump.contract.plan import DumpPlan
 from rankdump.contract.status import StatusView
+from rankdump.identity import WARNED_VARIABLE
 
 _CONFIG_NAMES = ("RANKDUMP_CONFIG", "MINDSPORE_DUMP_CONFIG")
 _DRAIN_TIMEOUT_S = 60.0
@@ -59,7 +60,8 @@ def _with_config(
         raise click.UsageError(
             f"no configuration: give --config FILE, or set {' or '.join(_CONFIG_NAMES)}"
         )
-    own = {"RANKDUMP_CONFIG": str(found.absolute())}
+    file = str(found.absolute())
+    own = {"RANKDUMP_CONFIG": file, WARNED_VARIABLE: file}
     if output is not None:
         own["RANKDUMP_OUTPUT"] = str(output.absolute())
     return {**environ, **own}

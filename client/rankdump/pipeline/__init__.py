@@ -31,8 +31,6 @@ from rankdump.values import Staged
 
 FIRST_ANSWER_S = 5.0
 """Longest a job waits at its start for an agent that neither answers nor refuses."""
-QUIET_EVENTS = 1 << 16
-"""Events of one iteration that are remembered in case an operator raises."""
 
 
 class Pipeline:
@@ -47,7 +45,8 @@ class Pipeline:
         self._voice = Voice(address, plan.delivery.buffer_bytes)
         self._accounts = Accounts()
         self._filter = Filter(plan)
-        self._trace = Trace(keep_last=QUIET_EVENTS if self._quiet else None)
+        # One rank's events alone would read as a job in which all others are missing.
+        self._trace = Trace(keeps=not self._quiet)
         self._sketch = Sketch()
         self._stage = Stage(budget=Budget(plan.delivery.buffer_bytes), patience_s=self._patience_s)
         self._ship = Ship(
@@ -106,8 +105,7 @@ class Pipeline:
         self._outlet.flush(iteration)
         if not self._course.end(ran=ran):
             return
-        if self._nothing_raised(iteration):
-            self._trace.discard()
+        if self._quiet and not self._accounts.expects(iteration):
             self._accounts.settle(iteration)
             return
         self._hand_over_events()
@@ -171,10 +169,6 @@ class Pipeline:
         self._stage.release(staged.head)
 
     def _hand_over_events(self) -> None:
-        if self._nothing_raised(self._course.iteration):
-            return
-        if self._trace.given_up:
-            self._voice.once("an iteration has more events than are kept for one that raises")
         events = self._trace.take()
         if events is not None:
             self._ship.submit(events)
@@ -182,10 +176,6 @@ class Pipeline:
     def _hand_over_graphs(self) -> None:
         for part in self._sketch.take():
             self._ship.submit(part)
-
-    def _nothing_raised(self, iteration: int) -> bool:
-        """Return whether the plan waits for an error that did not come in this iteration."""
-        return self._quiet and not self._accounts.expects(iteration)
 
     def _patience_s(self) -> float:
         """Return how long a tensor may still wait for room."""

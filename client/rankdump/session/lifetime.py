@@ -18,7 +18,13 @@ from rankdump.contract.graph import GraphNode
 from rankdump.contract.key import Side
 from rankdump.contract.plan import DumpPlan
 from rankdump.contract.selection import type_in
-from rankdump.identity import DEFAULT_AGENT, Identity, identify, introduction
+from rankdump.identity import (
+    DEFAULT_AGENT,
+    WARNED_VARIABLE,
+    Identity,
+    identify,
+    introduction,
+)
 from rankdump.session.frameworks import hook_of
 from rankdump.session.guard import never_raises
 from rankdump.values import IterationHook
@@ -74,7 +80,12 @@ class Session:
         agent = environ.get("RANKDUMP_AGENT") or DEFAULT_AGENT
         try:
             plan, source = load(Path(path), environ)
-            return cls(plan, config_source=source, identity=identify(environ), agent=agent)
+            identity = identify(environ)
+            # Once a job: not by every rank, and not after `rankdump run` has said it.
+            if identity.rank == 0 and environ.get(WARNED_VARIABLE) != path:
+                for warning in plan.warnings:
+                    logger.warning("rankdump: %s", warning)
+            return cls(plan, config_source=source, identity=identity, agent=agent)
         except RankdumpError as error:
             logger.error("rankdump: nothing will be dumped: %s", error)
         except Exception:
@@ -178,16 +189,17 @@ class Session:
 
     def close(self) -> None:
         """End the last iteration, deliver what waits, and leave the job as it was before."""
-        self._close(ended=True)
+        # In a `finally` an error is on its way; which operator it comes from may be asked for.
+        self._close(ended=True, raised=sys.exc_info()[1] is not None)
 
     @never_raises
-    def _close(self, *, ended: bool) -> None:
+    def _close(self, *, ended: bool, raised: bool) -> None:
         pipeline, self._pipeline = self._pipeline, None
         self.closed = True
         if pipeline is None:
             return
         atexit.unregister(self._close_at_exit)
-        self._calls.finish(raised=not ended)
+        self._calls.finish(raised=raised)
         if ended:
             self._end_iteration(pipeline, ran=self._begun)
         for hook in self._hooks:
@@ -204,14 +216,12 @@ class Session:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._close(ended=error is None)
+        self._close(ended=error is None, raised=error is not None)
 
     def _start(self, plan: DumpPlan, source: bytes, identity: Identity, agent: str) -> None:
         # Imported here: a session that is off must not load gRPC.
         from rankdump.pipeline import Pipeline
 
-        for warning in plan.warnings:
-            logger.warning("rankdump: %s", warning)
         request = introduction(identity, plan_json=plan.to_json(), config_source=source)
         self._pipeline = Pipeline(plan, request, agent)
         self._calls = ArrayCalls(self._pipeline.recorder)
@@ -222,7 +232,7 @@ class Session:
         # An unhandled exception left the running iteration unfinished.
         ended = not hasattr(sys, "last_value")
         try:
-            self._close(ended=ended)
+            self._close(ended=ended, raised=not ended)
         except RankdumpError as error:  # a strict plan; the interpreter is leaving anyway
             logger.error("rankdump: %s", error)
 

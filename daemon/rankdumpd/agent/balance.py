@@ -63,7 +63,7 @@ def findings(session: SessionStatus, iterations: Sequence[IterationStatus]) -> l
     if session.state is not SessionState.OPEN:
         found += [
             f"rank {status.rank} ended within iteration {status.iteration}, "
-            f"with {status.kept} tensors in the tree"
+            f"with {status.kept} {'tensor' if status.kept == 1 else 'tensors'} in the tree"
             for status in iterations
             if not status.complete
         ]

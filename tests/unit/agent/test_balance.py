@@ -36,7 +36,7 @@ def iteration(number: int, **fields) -> IterationStatus:
         (
             session(state=SessionState.LOST),
             [iteration(0, expected=1, stored=1), iteration(1, complete=False, stored=1)],
-            ["rank 2 ended within iteration 1, with 1 tensors in the tree"],
+            ["rank 2 ended within iteration 1, with 1 tensor in the tree"],
         ),
         (
             session(excluded="support_device [1] excludes this rank's device 2"),

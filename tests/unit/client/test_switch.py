@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
 
 import numpy as np
 import pytest
+from suites.configurations import body_of
 
 import rankdump
 from rankdump.contract.key import Side
@@ -176,16 +178,25 @@ def test_the_first_iteration_has_the_number_the_plan_gives_it(running):
     assert [e.iteration for e in bodies(running, "iteration_end")] == [100, 101, 100, 101]
 
 
-def test_what_a_configuration_warns_of_is_said_once_at_the_start(running, caplog):
-    plan = DumpPlan(output=Output("/x"), warnings=("iteration: 5-3 matches nothing", "another"))
-    with rankdump.Session(plan, agent=running.address) as session:
-        assert [r.message for r in caplog.records] == [
-            "rankdump: iteration: 5-3 matches nothing",
-            "rankdump: another",
-        ]
-        session.dump("Add", "a", "input", 0, ONE)
-    assert len(caplog.records) == 2
-    assert {r.levelno for r in caplog.records} == {logging.WARNING}
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({}, 1),
+        ({"RANK": "1"}, 0),
+        ({"RANKDUMP_WARNED": "the file"}, 0),
+        ({"RANKDUMP_WARNED": "x"}, 1),
+    ],
+)
+def test_what_a_configuration_warns_of_is_said_once_a_job(running, caplog, tmp_path, more, said):
+    """By rank 0 alone, at the start, unless it was said before the job began."""
+    config = tmp_path / "data_dump.json"
+    config.write_text(json.dumps(body_of(common={"iteration": "5-3"})))
+    environ = {"RANKDUMP_CONFIG": str(config), "RANKDUMP_AGENT": running.address}
+    more = {k: str(config) if v == "the file" else v for k, v in more.items()}
+    with rankdump.Session.from_environment(environ | more):
+        warnings = [r.message for r in caplog.records if r.levelno == logging.WARNING]
+    assert len(warnings) == said
+    assert all("'5-3' runs backwards" in warning for warning in warnings)
 
 
 KERNELS = Operators(

@@ -50,17 +50,8 @@ def test_a_collective_carries_its_group():
     assert (event.element_count, event.dtype, event.peer) == (10, "float32", -1)
 
 
-def test_only_the_last_events_wait_if_so_asked():
-    """Law: what gives way is counted, and a new iteration begins the count anew."""
-    trace = Trace(keep_last=2)
-    for name in "abc":
-        trace.finished(trace.started(), graph=0, name=name, collective=None)
-    assert trace.given_up == 1
-    columns = trace.take()
-    assert columns is not None
-    assert [event.name for event in columns.events()] == ["b", "c"]
-    trace.begin_iteration(1)
-    assert trace.given_up == 0
-    trace.finished(trace.started(), graph=0, name="d", collective=None)
-    trace.discard()
+def test_a_trace_that_keeps_nothing_still_counts():
+    trace = Trace(keeps=False)
+    assert not trace.finished(trace.started(), graph=0, name="a", collective=None)
     assert trace.take() is None
+    assert trace.started()[0] == 2

@@ -298,7 +298,23 @@ def test_what_raised_leaves_its_inputs(running):
     assert found(running) == [("it", "input", 0), ("it", "input", 1)]
     assert {r.iteration for r in bodies(running, "record")} == {2}
     assert bodies(running, "iteration_end") == []
-    assert event_names(running) == ["good2", "it"]
+    assert event_names(running) == []
+
+
+def test_a_session_closed_on_the_way_of_an_error_knows_of_it(running):
+    """`close` in a `finally` keeps the operator that raised, as leaving a `with` does."""
+    session = rankdump.Session(a_plan("exception"), agent=running.address)
+
+    def job() -> None:
+        try:
+            session.dump("Div", "it", "input", 0, GOOD)
+            raise ZeroDivisionError
+        finally:
+            session.close()
+
+    with pytest.raises(ZeroDivisionError):
+        job()
+    assert found(running) == [("it", "input", 0)]
 
 
 def test_without_an_exception_nothing_is_sent(running, caplog):
@@ -327,7 +343,7 @@ def test_an_exception_that_the_job_survives_is_an_iteration_of_its_own(running):
     pipeline.close()
     assert [(r.op_name, r.iteration) for r in bodies(running, "record")] == [("x", 1)]
     assert [(e.iteration, e.expected) for e in bodies(running, "iteration_end")] == [(1, 1)]
-    assert [e.iteration[0] for e in bodies(running, "events")] == [1]
+    assert bodies(running, "events") == []  # one rank's alone would look like a hang of the rest
 
 
 @pytest.mark.parametrize("reason", ["changed_in_place", "copy_failed", "unsupported_sparse", ""])
@@ -354,17 +370,3 @@ def test_outputs_are_not_asked_for_when_inputs_are_what_counts(running):
     assert pipeline.recorder.wants("x", Side.INPUT)
     assert not pipeline.recorder.wants("x", Side.OUTPUT)
     pipeline.close()
-
-
-def test_events_that_wait_for_an_error_do_not_grow_for_ever(running, monkeypatch, caplog):
-    monkeypatch.setattr("rankdump.pipeline.QUIET_EVENTS", 3)
-    pipeline = Pipeline(a_plan("exception"), request(), running.address)
-    pipeline.start()
-    recorder = pipeline.recorder
-    for name in "abcde":
-        recorder.finished(recorder.started(), graph=0, name=name)
-    recorder.observe(seen("e", Side.INPUT, ArraySource(GOOD)))
-    recorder.settled("e", raised=True)
-    pipeline.close()
-    assert event_names(running) == ["c", "d", "e"]
-    assert "more events than are kept" in caplog.text
