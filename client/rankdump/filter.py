@@ -147,7 +147,8 @@ def why_nothing(plan: DumpPlan, run: Run) -> Cause | None:
     if plan.selection.trigger == "overflow":
         return Cause("no overflow occurred: every output was finite", fault=False)
     if plan.selection.trigger == "exception":
-        return Cause("no operator raised", fault=False)
+        words = "no operator was seen to raise; errors in computing gradients are not traced to one"
+        return Cause(words, fault=False)
     return Cause("what the plan selects handed over no tensor with elements")
 
 

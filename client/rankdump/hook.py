@@ -13,6 +13,8 @@ from typing import Any, cast
 PARAMETER = "Parameter"
 """Operator type of weights and of their gradients."""
 
+_GRADIENTS = "Gradients/"
+
 MAX_DEPTH = 32
 """Containers nested deeper than this count as one leaf."""
 
@@ -51,7 +53,12 @@ def scope_of(parts: Sequence[tuple[str, str]]) -> Scope:
 
 def gradient_name(op_name: str) -> str:
     """Return the name of what belongs to the backward of an operator or parameter."""
-    return f"Gradients/{op_name}"
+    return f"{_GRADIENTS}{op_name}"
+
+
+def is_gradient(op_name: str) -> bool:
+    """Return whether a name is that of what belongs to a backward."""
+    return op_name.startswith(_GRADIENTS)
 
 
 def _component(text: str) -> str:

@@ -113,9 +113,9 @@ class Ship:
 
     @property
     def busy(self) -> bool:
-        """Whether anything waits for the agent to take it."""
+        """Whether a tensor waits for the agent to take it."""
         with self._changed:
-            return bool(self._waiting())
+            return self._waiting() > self._declarations
 
     def idle_s(self) -> float:
         """Return seconds since the agent last took something, or since nothing was waiting."""

@@ -73,6 +73,8 @@ class Observation:
     argument: str
     """Where in the call the tensor stood: `args.0`, `kwargs.mask`, `out.hidden`."""
     tensor: TensorSource
+    state: bool = False
+    """A weight, buffer or constant as it stands: no operator read or wrote it just now."""
     constant: bool = False
     """It never changes: kept once for its graph."""
 

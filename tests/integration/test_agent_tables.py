@@ -323,9 +323,12 @@ class TestRestarts:
         assert stream.finish() is grpc.StatusCode.OK
         (finding,) = rank.status().findings
         assert finding.startswith("rank 0, statistic.csv: rows have to wait: ")
+        manifests = rank.root / "rank_0" / ".dump_metadata" / "manifest"
+        assert not manifests.exists()
         path.rmdir()
         agent.restart()
         assert len(table(rank.root)) == 2
+        assert manifest(rank.root).status.balanced
         agent.restart()
         assert rank.status().sessions == []
 

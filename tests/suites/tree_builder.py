@@ -78,9 +78,11 @@ class TreeBuilder:
         slot: int = 0,
         graph: int = 0,
         op_type: str = "",
+        constant: bool = False,
     ) -> Path:
         """Write one row and no tensor, as `saved_data: statistic` does; return the table."""
         head = self._head(rank, iteration, op_name, values, side, slot, graph, "", op_type)
+        head = replace(head, key=replace(head.key, constant=constant))
         self._remember(head, path="", bytes_stored=0)
         return self._append_row(head, values)
 

@@ -176,7 +176,8 @@ class Deciding(FakeRecorder):
             self.held.setdefault(name, []).append(observation)
             return
         super().observe(observation)
-        if observation.side is Side.OUTPUT and not observation.tensor.finite():
+        written = observation.side is Side.OUTPUT and not observation.state
+        if written and not observation.tensor.finite():
             self.overflowed.add(name)
 
     def settled(self, op_name: str, *, raised: bool = False) -> None:

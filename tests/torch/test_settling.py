@@ -101,6 +101,18 @@ def test_an_overflow_in_the_backward(deciding, observed) -> None:
     assert "Gradients/0.weight" in recorder.overflowed
 
 
+def test_a_gradient_was_written_and_a_weight_is_a_state(deciding, observed) -> None:
+    """What stands in a model is no overflow, whatever its value; what the backward gave is."""
+    recorder, model = deciding, nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2).eval())
+    model.register_buffer("table", torch.tensor([torch.inf]), persistent=False)
+    nn.init.constant_(model[1].weight, torch.inf)
+    with observed(model, recorder):
+        model[0].weight.grad = torch.full((2, 2), torch.nan)
+    assert recorder.overflowed == {"Gradients/0.weight"}
+    assert np.isinf(recorder.one("1.weight", "output").array).all()
+    assert recorder.one("table", "output").constant
+
+
 class Fragile(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = x + 1

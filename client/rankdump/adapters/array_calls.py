@@ -16,12 +16,13 @@ from rankdump.adapters.stack import lines_now
 from rankdump.contract.errors import UnsupportedError
 from rankdump.contract.graph import GraphNode, SourceLine, TensorType
 from rankdump.contract.key import Side
-from rankdump.hook import PARAMETER
+from rankdump.hook import PARAMETER, is_gradient
 from rankdump.values import Observation, Recorder
 
 logger = logging.getLogger(__name__)
 
 UNSUPPORTED_DTYPE = "unsupported_dtype"
+UNREADABLE = "unreadable_array"
 _SIDES = tuple(side.value for side in Side)
 _NUMBERS = range(1 << 32)
 """What slots and graphs may be."""
@@ -79,16 +80,17 @@ class ArrayCalls:
             operator.inputs.add(slot)
         else:
             operator.outputs[slot] = TensorType(source.dtype, source.shape)
-        self._recorder.observe(Observation(graph, op_type, op_name, side, slot, "", source))
+        state = op_type == PARAMETER and not is_gradient(op_name)
+        self._recorder.observe(
+            Observation(graph, op_type, op_name, side, slot, "", source, state=state)
+        )
 
     def constant(self, name: str, array: npt.ArrayLike, graph: int) -> None:
         """Hand over a constant, in the first armed iteration from now on."""
         source = self._source(name, Side.OUTPUT, array)
         if source is not None:
-            constant = Observation(
-                graph, PARAMETER, name, Side.OUTPUT, 0, "constant", source, constant=True
-            )
-            self._constants[graph, name] = constant
+            place = (graph, PARAMETER, name, Side.OUTPUT, 0, "constant", source)
+            self._constants[graph, name] = Observation(*place, state=True, constant=True)
             self.armed()
 
     def armed(self) -> None:
@@ -128,4 +130,7 @@ class ArrayCalls:
         except (UnsupportedError, TypeError, ValueError) as error:
             logger.debug("array of %s refused: %s", op_name, error)
             self._recorder.lose(op_name, side, UNSUPPORTED_DTYPE)
-            return None
+        except Exception as error:  # the script's own object decides how numpy views it
+            self._recorder.warn_once(f"numpy cannot view an array: {error}")
+            self._recorder.lose(op_name, side, UNREADABLE)
+        return None

@@ -64,10 +64,12 @@ def _show(tree: Tree, kept: list[Entry], rows: list[Row], *, brief: bool) -> Non
 def _total(tree: Tree, kept: list[Entry]) -> str:
     if not tree.ranks:
         return f"{tree.root}: no rank folder here"
+    foreign = f"; {counted(tree.foreign, 'other file')} ignored" if tree.foreign else ""
+    if not tree.entries:
+        return f"{tree.root}: no tensor files{foreign}"
     ranks = {entry.key.rank for entry in kept}
     iterations = {entry.key.iteration for entry in kept if not entry.key.constant}
     stored = sum(entry.taken_bytes for entry in kept)
-    foreign = f"; {counted(tree.foreign, 'other file')} ignored" if tree.foreign else ""
     held = f"of {counted(len(ranks), 'rank')} in {counted(len(iterations), 'iteration')}"
     return f"{tree.root}: {counted(len(kept), 'tensor')} {held}, {size(stored)} on disk{foreign}"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 
 _EXTRA = ("click", "rich", "grpc_health")
@@ -19,4 +20,8 @@ def main() -> None:
             "pip install 'rankdump[daemon]'\n"
         )
         sys.exit(2)
+    for stream in (sys.stdout, sys.stderr):
+        # A tree may hold names that are no text, or none of the terminal's.
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
     sys.exit(answer(sys.argv[1:]))

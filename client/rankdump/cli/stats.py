@@ -6,7 +6,7 @@ import json
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby, islice
 from pathlib import Path
 
@@ -101,11 +101,13 @@ def stats(
         click.echo(json.dumps(_totals(found, survey, seen) | {"tensors": listed}, indent=1))
     else:
         _show(ordered, _LIMIT if limit is None else limit or None, by=by)
+        passed = replace(seen)  # one more is looked at below
         cut = next(ordered, None) is not None
         if nonfinite:
             deque(ordered, maxlen=0)
         whole = not cut or nonfinite or by != "order"
-        say(["", *_sentences(found, seen, whole=whole), *([_MORE] if cut else [])])
+        counts = seen if whole else passed
+        say(["", *_sentences(found, counts, whole=whole), *([_MORE] if cut else [])])
         say([*seen.damage, *survey.problems, *found.problems])
     damaged = seen.damage or survey.problems or found.problems
     return 1 if damaged or not found.ranks else 0

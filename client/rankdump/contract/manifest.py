@@ -7,8 +7,9 @@ raw operator names, digests and the balance of the iteration. Pure.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, cast
 
 from rankdump.contract.errors import DamagedError
 from rankdump.contract.status import IterationStatus
@@ -71,19 +72,66 @@ class Manifest:
             body: dict[str, Any] = json.loads(data)
             if body["version"] != MANIFEST_VERSION:
                 raise ValueError(f"version {body['version']}, this reader knows {MANIFEST_VERSION}")
-            records = [
-                ManifestRecord(**(record | {"shape": tuple(record["shape"])}))
-                for record in body["records"]
-            ]
+            for name in ("world_size", "device"):
+                _check(name, "int", body[name])
+            _check("host", "str", body["host"])
             return Manifest(
-                status=IterationStatus(**body["status"]),
-                world_size=int(body["world_size"]),
-                device=int(body["device"]),
-                host=str(body["host"]),
-                records=tuple(records),
+                status=IterationStatus(**_checked(IterationStatus, body["status"])),
+                world_size=body["world_size"],
+                device=body["device"],
+                host=body["host"],
+                records=tuple(map(_record, body["records"])),
             )
         except _UNREADABLE as error:
             raise DamagedError(f"manifest cannot be read: {error}") from None
+
+
+def _record(body: Any) -> ManifestRecord:
+    # Manifests of before there were rows say no time.
+    values = _checked(ManifestRecord, {"timestamp_us": 0} | body)
+    values["shape"] = tuple(values["shape"])
+    return ManifestRecord(**values)
+
+
+def _checked(kind: type, body: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass as they are; ValueError names one that is of another type.
+
+    Readers sort by them, add them up and join them with text.
+    """
+    for each in fields(kind):
+        _check(each.name, str(each.type), body[each.name])
+    return body
+
+
+def _check(name: str, kind: str, value: object) -> None:
+    if not _KINDS[kind](value):
+        raise ValueError(f"{name} is {str(value)[:60]!r}")
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _are_counts(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_count, cast("list[object]", value)))
+
+
+def _are_named_counts(value: Any) -> bool:
+    return isinstance(value, dict) and _are_counts(list(cast("dict[str, object]", value).values()))
+
+
+_KINDS: Mapping[str, Callable[[object], bool]] = {
+    "str": _is_text,
+    "int": _is_count,
+    "bool": lambda value: isinstance(value, bool),
+    "tuple[int, ...]": _are_counts,
+    "Mapping[str, int]": _are_named_counts,
+}
+"""Whether a value of JSON is one of that type, by the type as a dataclass declares it."""
 
 
 def _fields(record: ManifestRecord) -> dict[str, object]:

@@ -1,6 +1,7 @@
 """When an operator is kept: always, when it overflowed, or when it raised (mindspore-dump.md 1.9).
 
-Parameters and constants are no operators: only the first kind keeps them.
+Weights, buffers and constants are no operators: only the first kind keeps them. The gradient of a
+weight is what a backward operator wrote, as in MindSpore.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from typing import Protocol
 
 from rankdump.contract.exchange import OperatorArguments
 from rankdump.contract.key import Side
-from rankdump.contract.layout.mindspore_sync import PARAMETER
 from rankdump.contract.plan import DumpPlan
 from rankdump.filter import Filter
 from rankdump.held import Held
@@ -111,7 +111,7 @@ class OnOverflow:
     def take(self, observation: Observation) -> None:
         """Hold a copy until its operator is known to be good or bad."""
         name, side = observation.op_name, observation.side
-        if observation.op_type == PARAMETER or observation.constant:
+        if observation.state:
             return
         if side is Side.OUTPUT and not self._held.keeps(name) and not self._finite(observation):
             self._keep(name)
@@ -171,7 +171,7 @@ class OnException:
 
     def take(self, observation: Observation) -> None:
         """Refer to the tensor until its operator is over."""
-        if observation.op_type != PARAMETER and not observation.constant:
+        if not observation.state:
             self._held.hold(observation.op_name, observation)
 
     def note(self, op_name: str, item: Lost | OperatorArguments) -> None:

@@ -50,10 +50,9 @@ class Voice:
             )
         elif link is Link.REFUSED:
             self.once(f"the agent at {self._address} refused this rank: {reason}")
-        elif link is Link.AWAY and not self._away:
+        elif link is Link.AWAY and not self._away and not closing:
             self._away = True
-            if not closing:
-                logger.warning("rankdump: lost the agent at %s: %s", self._address, reason)
+            logger.warning("rankdump: lost the agent at %s: %s", self._address, reason)
         elif link is Link.UP and self._away:
             self._away = False
             logger.warning("rankdump: the agent at %s is back", self._address)

@@ -15,7 +15,7 @@ from rankdump.contract.status import (
     StatusView,
 )
 from rankdump.reader.entry import Tree
-from rankdump.reader.ranges import ranges
+from rankdump.reader.ranges import absent, ranges
 from rankdump.reader.walk import walk
 
 
@@ -81,7 +81,7 @@ def _unfinished(tree: Tree) -> list[IterationStatus]:
             stored[place] += 1
             size[place] += entry.stored_bytes
     for table in tree.tables:
-        if (table.rank, table.iteration) not in complete:
+        if not table.constant and (table.rank, table.iteration) not in complete:
             stored[table.rank, table.iteration] += 0  # named, whether or not it has files
     jobs = {m.status.rank: m.status.job_id for m in tree.manifests}
     # A rank that never finished an iteration names no job; in a tree of one job it is that one.
@@ -115,8 +115,8 @@ def _unfinished_sentences(tree: Tree) -> list[str]:
 
 def _missing_ranks(tree: Tree) -> list[str]:
     world_size = max((m.world_size for m in tree.manifests), default=0)
-    missing = set(range(world_size)) - set(tree.ranks)
-    return [f"rank {ranges(missing)}: no folder, of a world of {world_size}"] if missing else []
+    missing = absent(tree.ranks, world_size)
+    return [f"rank {missing}: no folder, of a world of {world_size}"] if missing else []
 
 
 def _empty_ranks(tree: Tree) -> list[str]:
@@ -134,7 +134,8 @@ def _gaps(tree: Tree) -> list[str]:
         if not entry.key.constant:
             have.setdefault(entry.key.rank, set()).add(entry.key.iteration)
     for table in tree.tables:
-        have.setdefault(table.rank, set()).add(table.iteration)
+        if not table.constant:
+            have.setdefault(table.rank, set()).add(table.iteration)
     every = set[int]().union(*have.values())
     return [
         f"rank {rank}: iteration {ranges(every - own)} is missing, other ranks have it"

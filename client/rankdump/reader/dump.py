@@ -121,7 +121,7 @@ class Dump:
         return [
             row
             for table in self._tree.tables
-            if all(q.keeps_place(table.rank, table.graph, table.iteration) for q in dump._queries)
+            if all(q.keeps_place(table.rank, table.graph, table.when) for q in dump._queries)
             for row in rows(table, known)
             if dump._keeps(row)
         ]
@@ -164,8 +164,9 @@ class Dump:
         spelt = dict.fromkeys(_timeless(readable(key, p)) for p in PROFILES.values())
         found = [entry for name in spelt for entry in self._by_key.get(name, ())]
         if not found:
+            where = f"rank {key.rank}, graph {key.graph}, iteration {key.iteration}"
             raise DamagedError(
-                f"{self.root}: no tensor {key.side.value} {key.slot} of {key.op_name}"
+                f"{self.root}: no tensor {key.side.value} {key.slot} of {key.op_name} in {where}"
             )
         exact = [entry for entry in found if entry.key.timestamp_us == key.timestamp_us]
         return exact[0] if exact else max(found, key=lambda entry: entry.key.timestamp_us)

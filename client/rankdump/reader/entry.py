@@ -65,6 +65,13 @@ class Table:
     net_name: str
     graph: int
     iteration: int
+    """0 for the table of a graph's constants, which belong to none."""
+    constant: bool = False
+
+    @property
+    def when(self) -> int | None:
+        """Iteration of its rows; None for constants."""
+        return None if self.constant else self.iteration
 
     @property
     def path(self) -> Path:
@@ -88,7 +95,7 @@ class Tree:
     """Sorted by rank, iteration and time; the constants of a rank stand first."""
     manifests: tuple[Manifest, ...]
     tables: tuple[Table, ...] = ()
-    """Sorted by rank and iteration."""
+    """Sorted by rank and iteration; those of constants stand first."""
     foreign: int = 0
     """Files among the tensors that are none; half-written hidden ones are not counted."""
     problems: tuple[str, ...] = ()

@@ -29,7 +29,8 @@ class PublishedOrder:
 def read_order(root: Path) -> PublishedOrder:
     """Return the order published last in a tree; DamagedError names the file and line at fault."""
     folder = root / ORDER_FOLDER
-    files = sorted(folder.glob(f"{_STEM}*.{_SUFFIX}"), key=lambda path: path.stat().st_mtime_ns)
+    found = [path for path in folder.glob(f"{_STEM}*.{_SUFFIX}") if path.is_file()]
+    files = sorted(found, key=lambda path: path.stat().st_mtime_ns)
     if not files:
         raise DamagedError(f"{folder / ORDER_FILE}: not there: no order has been published")
     path = files.pop()

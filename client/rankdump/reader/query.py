@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import lru_cache
+from numbers import Integral
 from typing import Protocol, TypedDict
 
 from rankdump.contract.dialect.iterations import parse_iterations
@@ -46,6 +48,16 @@ class Filters(TypedDict, total=False):
     """A glob over the whole type."""
     side: str
     """`input` or `output`."""
+
+
+_KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
+    "rank": ((Integral,), "a number"),
+    "graph": ((Integral,), "a number"),
+    "iteration": ((Integral, str), 'a number, or text such as "0|2-3"'),
+    "operator": ((str, re.Pattern), "a glob, or an expression of re.compile"),
+    "op_type": ((str,), "a glob"),
+    "side": ((str,), '"input" or "output"'),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +105,8 @@ class Query:
 
 def selected(filters: Filters) -> Query:
     """Return the query that keyword filters mean; ConfigError says what is allowed."""
+    for name, value in filters.items():
+        _check(name, value)
     operator = filters.get("operator")
     iteration, side = filters.get("iteration"), filters.get("side")
     return Query(
@@ -106,9 +120,18 @@ def selected(filters: Filters) -> Query:
     )
 
 
+def _check(name: str, value: object) -> None:
+    # Filters come from scripts that no type checker has seen; a wrong one would keep everything.
+    if name not in _KINDS:
+        raise ConfigError("filter", name, value, ", ".join(_KINDS))
+    kinds, allowed = _KINDS[name]
+    if value is not None and not isinstance(value, kinds):
+        raise ConfigError("filter", name, value, allowed)
+
+
 def _iterations(given: int | str) -> Iterations:
-    if isinstance(given, int):
-        return Iterations(str(given), ((given, given),))
+    if not isinstance(given, str):
+        return Iterations(str(given), ((int(given), int(given)),))
     iterations = parse_iterations(given)
     if iterations is None:
         raise ConfigError("filter", "iteration", given, 'a number, or text such as "0|2-3"')

@@ -4,12 +4,14 @@ else computed from the file. Holds one iteration's names and one tensor at a tim
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from rankdump.contract.errors import DamagedError
-from rankdump.contract.key import TensorKey
+from rankdump.contract.key import TensorKey, sanitised
+from rankdump.contract.layout import statistic_csv
 from rankdump.reader.entry import Entry, Table, Tree
 from rankdump.reader.load import Facts, facts_of, load
 from rankdump.reader.query import Query
@@ -44,7 +46,7 @@ class Surveyed:
 
 _Place = tuple[int, bool, int]
 """Rank, whether it is no constant, iteration: sorts as the program ran."""
-_Where = tuple[int, str, int, str, int]
+_Where = tuple[int, str, int, str, int, str]
 _COUNTS = ("nan count", "negative inf count", "positive inf count")
 
 
@@ -63,8 +65,8 @@ class Survey:
                 key = entry.key
                 self._entries[key.rank, not key.constant, key.iteration].append(entry)
         for table in tree.tables:
-            if query.keeps_place(table.rank, table.graph, table.iteration):
-                self._tables[table.rank, True, table.iteration].append(table)
+            if query.keeps_place(table.rank, table.graph, table.when):
+                self._tables[table.rank, not table.constant, table.iteration].append(table)
 
     def __iter__(self) -> Iterator[Surveyed]:
         for place in sorted({*self._entries, *self._tables}):
@@ -86,11 +88,14 @@ class Survey:
 
 
 def _where(key: TensorKey) -> _Where:
-    return key.timestamp_us, key.net_name, key.graph, key.side.value, key.slot
+    # Two processes of MindSpore may write to one rank at the same microsecond. Files and tables
+    # spell a name differently, in some releases.
+    name = statistic_csv.field(sanitised(key.op_name))
+    return key.timestamp_us, key.net_name, key.graph, key.side.value, key.slot, name
 
 
 def _tabled(row: Figures, entry: Entry | None) -> Surveyed:
-    nans, low, high = (row.number(item) for item in _COUNTS)
+    nans, low, high = (_count(row, item) for item in _COUNTS)
     return Surveyed(
         key=row.key,
         op_type=row.op_type,
@@ -104,9 +109,14 @@ def _tabled(row: Figures, entry: Entry | None) -> Surveyed:
         minimum=row.number("min"),
         mean=row.number("avg"),
         l2norm=row.number("l2norm"),
-        nans=None if nans is None else int(nans),
-        infinities=None if low is None or high is None else int(low + high),
+        nans=nans,
+        infinities=None if low is None or high is None else low + high,
     )
+
+
+def _count(row: Figures, item: str) -> int | None:
+    number = row.number(item)
+    return int(number) if number is not None and math.isfinite(number) else None
 
 
 def _computed(entry: Entry) -> Surveyed:

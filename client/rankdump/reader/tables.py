@@ -106,6 +106,7 @@ def rows(table: Table, known: Recorded) -> Iterator[Figures]:
                 slot=row.slot,
                 task=row.task,
                 stream=row.stream,
+                constant=table.constant,
             ),
             dtype=row.dtype,
             shape=row.shape,

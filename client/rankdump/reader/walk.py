@@ -15,6 +15,7 @@ from pathlib import Path
 
 from rankdump.contract.errors import DamagedError
 from rankdump.contract.layout import mindspore_sync as layout
+from rankdump.contract.layout import statistic_csv
 from rankdump.contract.manifest import Manifest
 from rankdump.reader.entry import Entry, Table, Tree
 from rankdump.reader.names import on_disk_names
@@ -51,7 +52,7 @@ def walk(root: Path) -> Tree:
     ranks: list[int] = []
     for item in found.listing(root):
         number = RANK_FOLDER.fullmatch(item.name)
-        if number and item.is_dir():
+        if number and _is_folder(item):
             ranks.append(int(number[1]))
             _walk_rank(root, item.name, found)
     entries = _described(found)
@@ -60,7 +61,7 @@ def walk(root: Path) -> Tree:
         ranks=tuple(sorted(ranks)),
         entries=tuple(sorted(entries, key=_place_in_time)),
         manifests=tuple(found.manifests),
-        tables=tuple(sorted(found.tables, key=lambda t: (t.rank, t.iteration, t.relative))),
+        tables=tuple(sorted(found.tables, key=_table_place)),
         foreign=found.foreign,
         problems=tuple(found.problems),
     )
@@ -89,11 +90,15 @@ def _place_in_time(entry: Entry) -> tuple[int, bool, int, int, str]:
     return key.rank, not key.constant, key.iteration, key.timestamp_us, entry.relative
 
 
+def _table_place(table: Table) -> tuple[int, bool, int, str]:
+    return table.rank, not table.constant, table.iteration, table.relative
+
+
 def _walk_rank(root: Path, rank: str, found: _Found) -> None:
     for manifest in _manifest_files(root / rank / layout.MANIFEST_FOLDER, "*.json"):
         _read_manifest(manifest, found)
     for net in found.listing(root / rank):
-        if net.is_dir() and net.name not in _NO_NETS:
+        if net.name not in _NO_NETS and _is_folder(net):
             for graph in _folders(net.path, found):
                 for last in _folders(graph.path, found, other=layout.CONSTANT_FOLDER):
                     folder = f"{rank}/{net.name}/{graph.name}/{last.name}"
@@ -103,10 +108,17 @@ def _walk_rank(root: Path, rank: str, found: _Found) -> None:
 def _folders(folder: str, found: _Found, *, other: str = "") -> Iterator[os.DirEntry[str]]:
     """Yield the folders that are named by a number, and the one other name."""
     for item in found.listing(Path(folder)):
-        if item.is_dir() and (item.name.isdecimal() or item.name == other):
+        if _is_folder(item) and (item.name.isdecimal() or item.name == other):
             yield item
         else:
             found.foreign += 1
+
+
+def _is_folder(item: os.DirEntry[str]) -> bool:
+    try:
+        return item.is_dir()
+    except OSError:  # a link to itself
+        return False
 
 
 def _walk_tensors(root: Path, folder: str, found: _Found) -> None:
@@ -135,8 +147,9 @@ def _take_file(
     key = layout.key_of(f"{folder}/{full_name}")
     if key is not None:
         found.entries.append(Entry(root, f"{folder}/{name}", key, stored_bytes))
-    elif name == layout.STATISTIC_FILE and not folder.endswith(layout.CONSTANT_FOLDER):
-        rank, net_name, graph, iteration = folder.split("/")
+    elif statistic_csv.TABLE.fullmatch(name):
+        rank, net_name, graph, last = folder.split("/")
+        constant = last == layout.CONSTANT_FOLDER
         found.tables.append(
             Table(
                 root=root,
@@ -144,7 +157,8 @@ def _take_file(
                 rank=int(rank.removeprefix("rank_")),
                 net_name=net_name,
                 graph=int(graph),
-                iteration=int(iteration),
+                iteration=0 if constant else int(last),
+                constant=constant,
             )
         )
     elif not _ARGUMENTS.fullmatch(name):
@@ -173,4 +187,14 @@ def _described(found: _Found, *, whole: bool = True) -> list[Entry]:
     ]
     if whole:
         found.problems.extend(f"{path}: named by a manifest, not there" for path in records)
+        found.problems.extend(_resized(described))
     return described
+
+
+def _resized(entries: list[Entry]) -> Iterator[str]:
+    """Name the files whose size alone says that they are damaged."""
+    for entry in entries:
+        # A link to identical bytes takes no room by its manifest.
+        due = entry.record.bytes_stored if entry.record else 0
+        if due not in (0, entry.stored_bytes):
+            yield f"{entry.relative}: {entry.stored_bytes} bytes, its manifest says {due}"

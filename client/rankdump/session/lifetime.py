@@ -205,7 +205,8 @@ class Session:
         for hook in self._hooks:
             hook.detach()
         pipeline.close()
-        self._tell_losses(pipeline)
+        if not raised:  # an error that is on its way is the script's own, and stays that
+            self._tell_losses(pipeline)
 
     def __enter__(self) -> Session:
         return self

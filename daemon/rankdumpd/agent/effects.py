@@ -103,9 +103,10 @@ class Effects:
     def _end_iteration(self, session: Session, declared: Declared, end: IterationEnd) -> None:
         status = session.end_iteration(end)
         try:
-            self._describe(session, status, repeated=session.replayed(declared))
-            session.program.ended(end.iteration)
+            # A manifest says that everything is there: without its rows it has to wait as they do.
             if _tabulated(session, declared.ticket):
+                self._describe(session, status, repeated=session.replayed(declared))
+                session.program.ended(end.iteration)
                 self._ledger.iteration_ended(declared.ticket, end, session.program.written)
         except (OSError, sqlite3.Error) as error:
             self._failed(session, f"iteration {end.iteration}: no manifest written", error)

@@ -7,7 +7,7 @@ import errno
 import os
 import stat
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import Path
 
 from rankdump.codec import Buffer
@@ -17,8 +17,9 @@ WriteAll = Callable[[int, Sequence[Buffer]], None]
 
 _JOINED_BYTES = 64 << 10
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+_APPEND = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 _MAX_CHECKED = 4096
+_LOOK_BACK_BYTES = 4096
 
 
 class OutsideRootError(OSError):
@@ -73,34 +74,42 @@ class Tree:
             _sync_folder(where)
 
     def append_lines(self, folder: str, name: str, lines: Iterable[str]) -> None:
-        """Add lines to a file of lines, which is made when it is not there."""
+        """Add all of the lines to a file of lines or, after an OSError, none of them.
+
+        The file is made when it is not there; a last line that a crash left torn is cut off first.
+        """
         path = self._folder(folder) / name
         data = "".join(f"{line}\n" for line in lines).encode()
         with self._append_lock:
-            self._fill(self._open_for_append(path), (data,))
+            self._fill(self._open_for_append(path), (data,), appending=True)
 
-    def text(self, folder: str, name: str) -> str:
-        """Return a small file's text; empty when there is none."""
+    def lines(self, folder: str, name: str) -> list[str]:
+        """Return the whole lines of a small file of lines; none when it is not there."""
         path = self._folder(folder) / name
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError:
-            return ""
-        with os.fdopen(descriptor, encoding="utf-8", errors="replace") as file:
-            return file.read()
+            return []
+        with os.fdopen(descriptor, encoding="utf-8", errors="replace", newline="\n") as file:
+            return file.read().split("\n")[:-1]
 
     def has(self, folder: str, name: str) -> bool:
         """Return whether something of that name is there."""
         return os.path.lexists(self._folder(folder) / name)
 
-    def _fill(self, descriptor: int, parts: Sequence[Buffer]) -> None:
-        try:
-            os.fchmod(descriptor, self._file_mode)
-            self._write(descriptor, parts)
-            if self._synced:
-                os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    def _fill(self, descriptor: int, parts: Sequence[Buffer], *, appending: bool = False) -> None:
+        with _closing(descriptor):
+            behind = _cut_torn(descriptor) if appending else 0
+            try:
+                os.fchmod(descriptor, self._file_mode)
+                self._write(descriptor, parts)
+                if self._synced:
+                    os.fsync(descriptor)
+            except BaseException:
+                # The next line would become part of a torn one.
+                with contextlib.suppress(OSError):
+                    os.ftruncate(descriptor, behind)
+                raise
 
     def _create(self, path: Path) -> int:
         # Folders are nearly always there: asking first would cost a call for every file.
@@ -121,7 +130,7 @@ class Tree:
             # The plan's mode is usually read-only, for the owner too.
             if not stat.S_ISREG(path.lstat().st_mode):
                 raise
-            path.chmod(self._file_mode | stat.S_IWUSR)
+            path.chmod(self._file_mode | stat.S_IRUSR | stat.S_IWUSR)
         return os.open(path, _APPEND, 0o600)
 
     def _folder(self, folder: str) -> Path:
@@ -150,6 +159,28 @@ class Tree:
             path.chmod(self._folder_mode)
             if self._synced:
                 _sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def _closing(descriptor: int) -> Generator[None]:
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _cut_torn(descriptor: int) -> int:
+    """Cut off a last line without an end; return the bytes that are left."""
+    size = end = os.fstat(descriptor).st_size
+    while end:
+        start = max(end - _LOOK_BACK_BYTES, 0)
+        found = os.pread(descriptor, end - start, start).rfind(b"\n")
+        end = start + found + 1 if found >= 0 else start
+        if found >= 0:
+            break
+    if end < size:
+        os.ftruncate(descriptor, end)
+    return end
 
 
 def _sync_folder(path: Path) -> None:

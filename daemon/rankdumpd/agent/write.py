@@ -76,8 +76,8 @@ class Writer:
             if place.folder not in self._mapped:
                 if len(self._mapped) >= _MAX_MAPPED_FOLDERS:
                     self._mapped.clear()
-                text = self._tree.text(place.folder, layout.MAPPING_FILE)
-                self._mapped[place.folder] = {line.split(",")[0] for line in text.splitlines()}
+                lines = self._tree.lines(place.folder, layout.MAPPING_FILE)
+                self._mapped[place.folder] = {line.partition(",")[0] for line in lines}
             names = self._mapped[place.folder]
             if place.name not in names:
                 line = f"{place.name},{place.mapped_from}"

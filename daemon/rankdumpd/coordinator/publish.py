@@ -104,7 +104,8 @@ def _is_intact(book: _Book) -> bool:
 def _opened(job_id: str, folder: Path) -> _Book:
     if folder.is_symlink():
         raise DamagedError(f"{folder} is a symbolic link: it may lead out of the tree")
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=_open_as(folder.parent, 0o755) | 0o700, exist_ok=True)
     names = [ORDER_FILE, FINDINGS_FILE]
     if _owner(folder / JOB_FILE, job_id) != job_id:
         names = [of_another_job(name, job_id) for name in names]
@@ -116,7 +117,7 @@ def _opened(job_id: str, folder: Path) -> _Book:
 def _owner(path: Path, job_id: str) -> str:
     """Return the job that the plain names belong to: this one, when it is the first."""
     try:
-        with path.open("x", encoding="utf-8", newline="") as file:
+        with open(path, "x", encoding="utf-8", newline="", opener=_not_through_links) as file:
             file.write(job_id)
         return job_id
     except FileExistsError:
@@ -179,7 +180,13 @@ def _csv(rows: Iterable[Sequence[str]]) -> bytes:
 
 
 def _not_through_links(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    mode = _open_as(Path(path).parent, 0o644) | 0o600
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+
+
+def _open_as(folder: Path, mode: int) -> int:
+    """Return what a folder's own mode leaves of another: the tree's owner chose who may read."""
+    return folder.stat().st_mode & mode
 
 
 def _entries(path: Path, size_bytes: int) -> Iterator[OrderEntry]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from rankdump.contract.layout import statistic_csv
 from rankdumpd.agent.tabulate import Tables
 from rankdumpd.agent.tree import Tree, write_all
 from rankdumpd.agent.values import TableRow
@@ -19,8 +20,8 @@ def tables(root: Path, header: str = HEADER, **fields) -> Tables:
     return Tables(Tree(str(root), file_mode=0o440, folder_mode=0o750, **fields), header)
 
 
-def lines(root: Path, folder: str = "rank_0/Net/0/0") -> list[str]:
-    text = (root / folder / "statistic.csv").read_text()
+def lines(root: Path, folder: str = "rank_0/Net/0/0", name: str = "statistic.csv") -> list[str]:
+    text = (root / folder / name).read_text()
     assert text.endswith("\n")
     return text.splitlines()
 
@@ -79,13 +80,18 @@ def test_disk_that_fails_within_a_row(tmp_path):
     assert lines(tmp_path) == [HEADER, *texts(ROWS)]
 
 
-def test_table_with_other_columns_is_left_alone(tmp_path):
-    """A second job that wants other figures does not put them under foreign titles."""
+def test_table_with_other_columns_gets_one_beside_it(tmp_path):
+    """A second job's other figures are neither lost nor put under foreign titles."""
     tables(tmp_path, "Op Type,L2Norm Value").add(ROWS[:1])
     other = TableRow("rank_0/Net/0/1", "mine")
+    name = statistic_csv.beside(HEADER)
     told = tables(tmp_path).add([ROWS[1], other])
-    assert told == ["rank_0/Net/0/0/statistic.csv has other columns: rows are left out"]
+    assert told == [
+        f"statistic.csv of another job has other columns: rows stand in {name} beside it"
+    ]
+    tables(tmp_path).add(ROWS[1:3])
     assert lines(tmp_path) == ["Op Type,L2Norm Value", ROWS[0].text]
+    assert lines(tmp_path, name=name) == [HEADER, *texts(ROWS[1:3])]
     assert lines(tmp_path, "rank_0/Net/0/1") == [HEADER, "mine"]
 
 

@@ -126,6 +126,29 @@ def test_long_names_are_mapped_once(make_head, tmp_path):
     assert stat.S_IMODE(mapping.stat().st_mode) == 0o440
 
 
+def test_mapping_after_a_disk_that_failed_within_its_line(make_head, tmp_path):
+    """Half a line, of a full disk or of a crash, never becomes part of the next name's."""
+    failing = [True]
+
+    def write(descriptor: int, parts) -> None:
+        if failing:
+            write_all(descriptor, [bytes(parts[0])[:30]])
+            raise OSError(errno.ENOSPC, "failing on purpose")
+        write_all(descriptor, parts)
+
+    mapping = tmp_path / "rank_0" / "Net" / "0" / "0" / "mapping.csv"
+    head = make_head(op_name=LONG)
+    assert Writer(tree(tmp_path, write=write)).write(encoded(head)).fate is Fate.DROPPED
+    assert mapping.read_bytes() == b""
+    failing.clear()
+    mapping.chmod(0o600)
+    mapping.write_bytes(b"7.npy,whole\n" + b"8.npy,torn" * 1000)
+    outcome = Writer(tree(tmp_path, write=write)).write(encoded(head))
+    first, second = mapping.read_text().splitlines()
+    assert first == "7.npy,whole"
+    assert second.split(",")[0] == Path(outcome.path).name
+
+
 def test_synced_tree_holds_the_same(make_head, tmp_path):
     """Syncing changes when a record counts as safe, not what is written."""
     outcome = Writer(tree(tmp_path, synced=True)).write(encoded(make_head()))

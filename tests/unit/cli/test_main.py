@@ -34,6 +34,20 @@ def test_a_closed_pipe_ends_quietly(tree):
     assert done.stdout.count("\n") == 1
 
 
+def test_names_that_the_terminal_cannot_show(tree):
+    """A name that is no text, as damage leaves it, is shown as far as it goes."""
+    table = tree.row(0, 0, "Default/a-A/A-op0", np.ones(1, np.float32))
+    table.write_bytes(table.read_bytes().replace(b"Default", b"Def\xffult"))
+    done = subprocess.run(
+        [sys.executable, "-m", "rankdump.cli", "stats", tree.root],
+        capture_output=True,
+        check=False,
+        env=os.environ | {"PYTHONIOENCODING": "utf-8:strict"},
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"Def\\udcffult" in done.stdout
+
+
 def test_watching_ends_with_ctrl_c(tree):
     """`status --watch` shows the ranks again and again until Ctrl-C, which is no failure."""
     tree.tensor(0, 0, "Default/a-A/A-op0", np.ones(1, np.float32))

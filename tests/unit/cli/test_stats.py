@@ -86,6 +86,7 @@ def test_a_limit_does_not_hide_the_first(grown, capsys):
     assert "... and more" in out
     _, out, _ = told(capsys, "stats", grown.root, "--limit", "1")
     assert "finite" not in out
+    assert "figures of 1 tensor:" in out
     assert "... and more" in out
 
 

@@ -121,6 +121,7 @@ def test_ls_of_figures_alone_points_to_stats(tree, capsys):
     tree.complete(0, 0, world_size=1)
     code, out, _ = told(capsys, "ls", tree.root)
     assert code == 0
+    assert "no tensor files" in out
     assert "figures in 1 statistic.csv file: rankdump stats" in out
 
 

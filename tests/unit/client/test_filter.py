@@ -101,7 +101,7 @@ def test_an_empty_dump_has_a_cause(selection, facts, reason):
 
 
 @pytest.mark.parametrize(
-    ("trigger", "words"), [("overflow", "no overflow"), ("exception", "no operator raised")]
+    ("trigger", "words"), [("overflow", "no overflow"), ("exception", "no operator")]
 )
 def test_no_accident_is_no_fault(trigger, words):
     """Law: a plan that waits for an accident is content when there is none."""

@@ -259,6 +259,25 @@ def test_a_stuck_agent_holds_training_up_once_for_the_time_allowed(running, tmp_
     assert (end.expected, dict(end.dropped)) == (20, {"buffer_full": 19})
 
 
+@pytest.mark.parametrize("closed_by", ["with", "finally"])
+def test_a_strict_plan_leaves_the_error_of_the_script_alone(running, tmp_path, closed_by):
+    """Law: what ends the script is its own error, not a loss that is found on the way out."""
+
+    def script() -> None:
+        session = started(running, tmp_path, strict=True)
+        try:
+            session.dump("Print", "p", "input", 0, "text")
+            if closed_by == "with":
+                with session:
+                    raise KeyError("the script's own")
+            raise KeyError("the script's own")
+        finally:
+            session.close()
+
+    with pytest.raises(KeyError, match="the script's own"):
+        script()
+
+
 def test_a_strict_plan_raises_where_the_iteration_ends(tmp_path, address):
     session = rankdump.Session(plan(tmp_path, buffer_bytes=8, strict=True), agent=address)
     session.dump("Add", "a", "input", 0, np.ones(1))
@@ -291,6 +310,26 @@ def test_strings_and_objects_are_counted_and_said_once(running, tmp_path, caplog
     assert [r.op_name for r in records(running)] == ["a"]
     assert caplog.text.count("tensors are dropped for unsupported_dtype, the first at p0") == 1
     assert len(caplog.records) == 2, "the first one, and the sum at the end"
+
+
+class Guarded:
+    """An array that has its own word on being viewed, as a tensor that requires a gradient."""
+
+    def __array__(self, *args: object, **kwargs: object) -> np.ndarray:
+        raise RuntimeError("call detach() first")
+
+
+def test_an_array_that_refuses_to_be_viewed_is_counted(running, tmp_path, caplog):
+    """Law: whatever error viewing an array ends in, it is a counted loss, said with its reason."""
+    with started(running, tmp_path) as session:
+        for slot in range(3):
+            session.dump("Add", "a", "input", slot, Guarded())
+        session.constant("data-1", Guarded())
+        session.dump("Add", "a", "output", 0, np.ones(1))
+    (end,) = ends(running)
+    assert (end.expected, dict(end.dropped)) == (5, {"unreadable_array": 4})
+    assert caplog.text.count("call detach() first") == 1
+    assert "internal error" not in caplog.text
 
 
 def test_what_cannot_be_dumped_is_counted_and_training_goes_on(running, tmp_path, caplog):

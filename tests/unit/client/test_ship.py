@@ -142,10 +142,21 @@ def test_waiting_time_counts_only_while_something_waits(running: Running, tmp_pa
     watched = Watched(running.address, tmp_path)
     watched.ship.start(5)
     assert watched.ship.idle_s() == 0
+    watched.ship.submit(staged(b"a"))
+    eventually(lambda: watched.ship.idle_s() > 0.05)
+    assert watched.ship.close(0.1) == 1
+
+
+def test_only_a_tensor_makes_the_ship_busy(running: Running, tmp_path):
+    """Law: what will give no room back when it is taken is nothing to wait for."""
+    running.agent.acknowledge_up_to = 0
+    watched = Watched(running.address, tmp_path)
+    watched.ship.start(5)
+    assert not watched.ship.busy
+    watched.ship.submit(IterationEnd(0, 0, {}, 0))
     assert not watched.ship.busy
     watched.ship.submit(staged(b"a"))
     assert watched.ship.busy
-    eventually(lambda: watched.ship.idle_s() > 0.05)
     assert watched.ship.close(0.1) == 1
 
 

@@ -39,6 +39,7 @@ manifests = st.builds(
         st.builds(
             ManifestRecord,
             path=texts,
+            timestamp_us=counts,
             op_type=texts,
             op_name=texts,
             argument=texts,
@@ -72,6 +73,12 @@ def test_truncated():
             Manifest.from_json(whole[:length])
 
 
+STATUS_NUMBERS = ("rank", "iteration", "expected", "stored", "linked", "bytes_in", "bytes_stored")
+RECORD_NUMBERS = ("timestamp_us", "bytes_in", "bytes_stored")
+RECORD_TEXTS = ("path", "op_type", "op_name", "argument", "dtype", "digest")
+NO_COUNTS = (None, "1", -1, 1.5, True, [1])
+
+
 @pytest.mark.parametrize(
     ("path", "value"),
     [
@@ -86,10 +93,21 @@ def test_truncated():
         (("records",), [1]),
         (("records", 0, "shape"), 5),
         (("records", 0, "extra"), 5),
+        *((("status", name), value) for name in STATUS_NUMBERS for value in NO_COUNTS),
+        *((("records", 0, name), value) for name in RECORD_NUMBERS for value in NO_COUNTS),
+        *((("records", 0, name), value) for name in RECORD_TEXTS for value in (None, 1, ["a"])),
+        (("status", "job_id"), 1),
+        (("status", "complete"), "yes"),
+        (("status", "dropped"), {"full": "many"}),
+        (("status", "dropped"), ["full"]),
+        (("world_size",), -1),
+        (("host",), None),
+        (("records", 0, "shape"), [2, "3"]),
+        (("records", 0, "shape"), [-1]),
     ],
 )
 def test_damaged_fields(path: tuple[Any, ...], value: object):
-    """A field that no manifest could have is damage."""
+    """A field that no manifest could have is damage: whoever reads on may compute with all."""
     body: Any = json.loads(MANIFEST.to_json())
     inner = body
     for name in path[:-1]:
@@ -97,6 +115,14 @@ def test_damaged_fields(path: tuple[Any, ...], value: object):
     inner[path[-1]] = value
     with pytest.raises(DamagedError):
         Manifest.from_json(json.dumps(body).encode())
+
+
+def test_manifest_of_before_rows():
+    """A record without a time is one that has no row."""
+    body: Any = json.loads(MANIFEST.to_json())
+    del body["records"][0]["timestamp_us"]
+    (record,) = Manifest.from_json(json.dumps(body).encode()).records
+    assert (record.path, record.timestamp_us) == (RECORD.path, 0)
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"null", b"{}", b"\xff", b"[" * 200_000])

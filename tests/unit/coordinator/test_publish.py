@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,18 @@ def order(iteration: int, name: str = 'Default/"a", b', operators: int = 1) -> G
 def rows(path: Path) -> list[dict[str, str]]:
     with path.open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file, strict=True))
+
+
+@pytest.mark.parametrize(("root", "folder", "file"), [(0o750, 0o750, 0o640), (0o700, 0o700, 0o600)])
+def test_who_may_not_enter_the_tree_may_not_read_its_order(tmp_path, root, folder, file) -> None:
+    """Folder and files are no more open than the tree that the agent made."""
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    tree.chmod(root)
+    assert Publisher().append(order(0), job_id="j", root=str(tree)) == ""
+    made = tree / ORDER_FOLDER
+    assert stat.S_IMODE(made.stat().st_mode) == folder
+    assert {stat.S_IMODE(path.stat().st_mode) for path in made.iterdir()} == {file}
 
 
 def test_iterations_are_appended_with_rising_positions(tmp_path) -> None:

@@ -52,6 +52,13 @@ def test_missing_and_empty_ranks_are_named(tree):
     assert not damaged(walk(tree.root))
 
 
+def test_a_world_of_any_size_costs_no_memory(tree):
+    """A manifest may name any number of ranks: the missing ones are a range, never a set."""
+    tree.tensor(1, 0, "Default/a-A/A-op0", ONES)
+    tree.complete(1, 0, world_size=10**15)
+    assert "rank 0,2-999999999999999: no folder" in findings(walk(tree.root))[0]
+
+
 def test_a_rank_that_lacks_an_iteration_is_named(tree):
     """A rank that stopped early is compared with the others."""
     for rank, last in ((0, 3), (1, 1)):

@@ -96,11 +96,29 @@ def test_where_narrows_everything(tmp_path):
     assert len(dump.constants) == 1
 
 
-@pytest.mark.parametrize("filters", [{"iteration": "0, 2"}, {"side": "left"}])
+@pytest.mark.parametrize(
+    "filters",
+    [
+        {"iteration": "0, 2"},
+        {"iteration": [0, 2]},
+        {"side": "left"},
+        {"rank": "0"},
+        {"operator": 3},
+        {"iterations": "0"},
+    ],
+)
 def test_a_bad_filter_says_what_is_allowed(tmp_path, filters):
     """The error names the filter, the value and the legal ones."""
     with pytest.raises(ConfigError, match="allowed:"):
         reader.open(grown(tmp_path).root).tensors(**filters)
+
+
+def test_numbers_of_numpy_are_numbers(tmp_path):
+    """A script loops over arrays as well as over lists."""
+    dump = reader.open(grown(tmp_path).root)
+    rank, iteration = np.array([1, dump.iterations[0]])
+    found = dump.tensors(rank=rank, iteration=iteration)
+    assert found == dump.tensors(rank=1, iteration=dump.iterations[0]) != []
 
 
 @pytest.mark.parametrize("profile", PROFILES)
@@ -113,7 +131,7 @@ def test_load_by_key(tmp_path, profile):
         raw = replace(raw, op_type="Conv2d", op_name=CONV)
     expected = 13.0 if profile == "ms2.0" else 14.0
     assert (dump.load(raw) == expected).all()
-    with pytest.raises(DamagedError, match="no tensor input 9"):
+    with pytest.raises(DamagedError, match=r"no tensor input 9 of .* in rank 1, graph 0"):
         dump.load(replace(raw, slot=9))
 
 

@@ -9,8 +9,10 @@ import pytest
 
 from rankdump.contract.errors import DamagedError
 from rankdump.contract.key import Side
+from rankdump.contract.layout import statistic_csv
 from rankdump.contract.layout.profile import PROFILES
 from rankdump.reader import Query, Survey, damaged, findings, load, locate, status, walk
+from rankdump.reader import open as open_dump
 from rankdump.reader.tables import recorded, rows
 
 ONES = np.ones((2, 3), np.float32)
@@ -61,6 +63,34 @@ def test_a_record_without_a_path_is_a_row(tree):
     assert (row.dtype, row.shape, row.data_bytes) == ("float32", (2, 3), 24)
     assert (row.number("max"), row.number("l2norm")) == (1.0, 2.44949)
     assert row.number("avg") is None
+
+
+def test_rows_of_constants_belong_to_no_iteration(tree):
+    """Their table is read like any other; an iteration filter leaves it out."""
+    tree.row(0, 2, "data-3", NAN, op_type="Parameter", constant=True)
+    tree.row(0, 2, "Default/a-A/A-op0", ONES)
+    tree.complete(0, 2, world_size=1)
+    found = walk(tree.root)
+    assert (found.foreign, found.problems, findings(found)) == (0, (), ())
+    first, second = open_dump(tree.root).statistics()
+    assert (first.key.constant, first.op_name, second.key.iteration) == (True, "data-3", 2)
+    assert len(open_dump(tree.root).statistics(iteration=2)) == 1
+    assert open_dump(tree.root).iterations == (2,)
+    assert [row.key.constant for row in Survey(found, Query())] == [True, False]
+
+
+def test_a_table_with_other_columns_is_one_more(tree):
+    """Rows of a second job stand beside those of the first."""
+    table = tree.row(0, 0, "Default/a-A/A-op0", ONES)
+    table.rename(table.with_name(statistic_csv.beside("other")))
+    tree.items = ("max",)
+    tree.row(0, 0, "Default/b-B/B-op0", ONES)
+    tree.complete(0, 0, world_size=1)
+    assert walk(tree.root).foreign == 0
+    assert {row.op_name.rpartition("/")[2] for row in open_dump(tree.root).statistics()} == {
+        "A-op0",
+        "B-op0",
+    }
 
 
 def test_an_unfinished_iteration_of_rows_is_named(tree):

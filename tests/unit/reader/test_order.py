@@ -48,6 +48,15 @@ def test_the_latest_job_counts(tmp_path):
     assert published.others == ("execution_order.csv",)
 
 
+def test_what_is_no_file_is_no_order(tmp_path):
+    """A link to nowhere and a folder of that name are passed over."""
+    path = write(tmp_path, ENTRIES)
+    path.with_name("execution_order.a.csv").symlink_to("nowhere")
+    path.with_name("execution_order.b.csv").mkdir()
+    published = read_order(tmp_path)
+    assert (published.path, published.entries, published.others) == (path, ENTRIES, ())
+
+
 def test_no_order_is_said(tmp_path):
     """A tree without an order is an error with the path, not an empty order."""
     with pytest.raises(DamagedError, match=r"execution_order\.csv: not there"):

@@ -41,6 +41,26 @@ def test_files_without_a_row_are_computed(tree):
     assert (second.maximum, second.l2norm, second.finite) == (5.0, 5.0, True)
 
 
+def test_equal_times_hide_nothing(tree):
+    """MindSpore's processes may write to one rank at one microsecond: names tell them apart."""
+    first = tree.tensor(0, 0, "Default/a-A/A-op0", ONES, tabled=True)
+    tree.clock_us -= 10
+    second = tree.tensor(0, 0, 'Default/b,"-B/B-op0', BAD, tabled=True)
+    (rows, _) = surveyed(tree)
+    assert {row.path for row in rows} == {str(p.relative_to(tree.root)) for p in (first, second)}
+    assert [row.computed for row in rows] == [False, False]
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "-inf", "null", "x"])
+def test_a_count_that_is_none(tree, text):
+    """A table that says nonsense for a count costs that figure, not the survey."""
+    tree.items = ("nan count", "negative inf count", "positive inf count")
+    table = tree.row(0, 0, "Default/a-A/A-op0", ONES)
+    table.write_text(table.read_text().replace(",0,0,0,", f",{text},{text},0,"))
+    ((row,), problems) = surveyed(tree)
+    assert (row.nans, row.infinities, problems) == (None, None, [])
+
+
 def test_rows_without_a_file_are_shown(tree):
     """With figures alone the table's path stands for the tensor's."""
     table = tree.row(0, 0, "Default/a-A/A-op0", ONES)

@@ -103,6 +103,18 @@ def test_damage_is_named_and_the_walk_goes_on(tree):
     assert any(gone.name in problem and "not there" in problem for problem in found.problems)
 
 
+def test_a_file_of_another_size_is_damage_without_opening_it(tree):
+    """What a full disk or a broken copy cut short is found by the listing alone."""
+    path = tree.tensor(0, 0, "Default/a-A/A-op0", ONES)
+    whole = tree.tensor(0, 0, "Default/b-B/B-op0", ONES)
+    tree.complete(0, 0)
+    assert walk(tree.root).problems == ()
+    path.write_bytes(path.read_bytes()[:-1])
+    (problem,) = walk(tree.root).problems
+    assert path.name in problem
+    assert f"its manifest says {whole.stat().st_size}" in problem
+
+
 def test_no_tree_is_a_problem_not_a_crash(tmp_path: Path):
     """A folder that is not there gives an empty tree that says so."""
     found = walk(tmp_path / "nowhere")
@@ -137,6 +149,16 @@ def test_loops_of_links_end(tree):
     found = walk(tree.root)
     assert len(found.entries) == 1
     assert found.ranks == (0, 7)
+
+
+@pytest.mark.parametrize("name", ["rank_1", "rank_0/Net2", "rank_0/Net/9", "rank_0/Net/0/9"])
+def test_a_link_to_itself_is_no_folder(tree, name):
+    """Whatever such a link stands for, everything else is found."""
+    tree.tensor(0, 0, "Default/a-A/A-op0", ONES)
+    (tree.root / name).symlink_to(Path(name).name)
+    found = walk(tree.root)
+    assert len(found.entries) == 1
+    assert found.ranks == (0,)
 
 
 @pytest.mark.parametrize("codec", ["none", "zstd"])

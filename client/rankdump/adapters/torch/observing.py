@@ -38,12 +38,13 @@ class Observer:
             if isinstance(leaf.value, Tensor):
                 self._tensor(op_type, op_name, side, leaf, leaf.value)
 
-    def lone(self, name: str, argument: str, tensor: Tensor, *, constant: bool = False) -> None:
-        """Hand over a tensor that is an operator by itself: a parameter, buffer or gradient."""
-        if self.recorder.wants(name, Side.OUTPUT):
-            leaf = Leaf(0, argument, tensor)
-            self._tensor(PARAMETER, name, Side.OUTPUT, leaf, tensor, constant=constant)
-            self.recorder.settled(name)
+    def state(self, name: str, argument: str, tensor: Tensor, *, constant: bool = False) -> None:
+        """Hand over a parameter or buffer as it stands."""
+        self._lone(name, Leaf(0, argument, tensor), tensor, state=True, constant=constant)
+
+    def gradient(self, name: str, tensor: Tensor) -> None:
+        """Hand over the gradient of a parameter: an operator by itself, which wrote it."""
+        self._lone(name, Leaf(0, "grad", tensor), tensor)
 
     def event(self, name: str) -> None:
         """Record an event without duration."""
@@ -54,6 +55,19 @@ class Observer:
         logger.debug("hook failed", exc_info=error)
         self.recorder.warn_once(f"a hook failed: {type(error).__name__}: {error}")
 
+    def _lone(
+        self,
+        name: str,
+        leaf: Leaf,
+        tensor: Tensor,
+        *,
+        state: bool = False,
+        constant: bool = False,
+    ) -> None:
+        if self.recorder.wants(name, Side.OUTPUT):
+            self._tensor(PARAMETER, name, Side.OUTPUT, leaf, tensor, state=state, constant=constant)
+            self.recorder.settled(name)
+
     def _tensor(
         self,
         op_type: str,
@@ -62,6 +76,7 @@ class Observer:
         leaf: Leaf,
         tensor: Tensor,
         *,
+        state: bool = False,
         constant: bool = False,
     ) -> None:
         try:
@@ -78,6 +93,7 @@ class Observer:
                     slot=leaf.slot,
                     argument=leaf.argument,
                     tensor=source,
+                    state=state,
                     constant=constant,
                 )
             )

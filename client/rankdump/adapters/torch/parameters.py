@@ -71,10 +71,10 @@ class Parameters:
         for name, parameter in self._named:
             self._gradient(name, parameter)
         for name, parameter in self._named:
-            self._observer.lone(name, "parameter", parameter)
+            self._observer.state(name, "parameter", parameter)
         for name, buffer, persistent in named_buffers(self._model):
             if persistent:
-                self._observer.lone(name, "buffer", buffer)
+                self._observer.state(name, "buffer", buffer)
             else:
                 self._constant(name, buffer)
 
@@ -96,9 +96,9 @@ class Parameters:
         gradient = parameter.grad
         if gradient is not None and name not in self._recorded:
             self._recorded.add(name)
-            self._observer.lone(gradient_name(name), "grad", gradient)
+            self._observer.gradient(gradient_name(name), gradient)
 
     def _constant(self, name: str, buffer: Tensor) -> None:
         if name not in self._constants and self._observer.recorder.wants(name, Side.OUTPUT):
             self._constants.add(name)
-            self._observer.lone(name, "buffer", buffer, constant=True)
+            self._observer.state(name, "buffer", buffer, constant=True)

@@ -6,6 +6,8 @@ any release take files with and without it.
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -32,6 +34,10 @@ OLD_ITEMS = tuple(item for item in ITEMS if item not in ("md5", "l2norm"))
 """The ten columns of releases that let nobody choose, in their order."""
 
 
+TABLE = re.compile(r"statistic(?:\.[0-9a-f]{8})?\.csv")
+"""Name of a table: MindSpore's, or what `beside` gives."""
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """One line of a table, read back."""
@@ -56,18 +62,27 @@ def items_of(items: tuple[str, ...], profile: Profile) -> tuple[str, ...]:
     return OLD_ITEMS if profile.fixed_table else items
 
 
+def beside(header: str) -> str:
+    """Return the name of a table with these columns, where another job's stands under the usual."""
+    return f"statistic.{hashlib.blake2b(header.encode(), digest_size=4).hexdigest()}.csv"
+
+
 def header(items: tuple[str, ...]) -> str:
     """Return the first line, without its end."""
     return ",".join((*FIXED, *(ITEMS[item] for item in items)))
+
+
+def field(name: str) -> str:
+    """Return a name as it can stand in a row: a comma or a quote in it would move the columns."""
+    return name.replace(",", "_").replace('"', "_")
 
 
 def row(head: RecordHead, figures: Sequence[str], profile: Profile) -> str:
     """Return the line of one tensor, without its end."""
     key = head.key
     fields = (
-        # A comma in a name would shift every column after it.
-        sanitised(key.op_type).replace(",", "_"),
-        spelt(key.op_type, key.op_name, profile).replace(",", "_"),
+        field(sanitised(key.op_type)),
+        field(spelt(key.op_type, key.op_name, profile)),
         str(key.task),
         str(key.stream),
         str(key.timestamp_us),

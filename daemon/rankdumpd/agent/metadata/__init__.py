@@ -51,7 +51,7 @@ def append_iteration(
     folder = _order_folder(rank)
     for graph in sorted(graphs):
         name = f"ms_global_execution_order_graph_{graph}.csv"
-        last = tree.text(folder, name).splitlines()[-1:] if repeated else []
+        last = tree.lines(folder, name)[-1:] if repeated else []
         if last != [str(iteration)]:
             tree.append_lines(folder, name, (str(iteration),))
 
