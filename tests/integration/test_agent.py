@@ -350,7 +350,6 @@ class TestDoor:
             lambda f: f.chunks(1, ARRAY, 0, 1000),
             lambda f: [f.record(1, ARRAY, byte_count=3)],
             lambda f: [f.record(1, ARRAY, iteration=1 << 63)],
-            lambda f: [f.record(1, ARRAY, slab=agent_pb2.SlabRange(offset=0, length=1))],
             lambda f: [agent_pb2.Frame(sequence=1)],
         ],
     )

@@ -31,6 +31,17 @@ class SessionRequest:
     plan_json: bytes
     config_source: bytes
     """The user's configuration file, byte for byte."""
+    wants_slab: bool = False
+    """It can map shared memory of this host."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlabPlace:
+    """Shared memory of one session."""
+
+    path: str
+    length: int
+    """Bytes of the whole file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +54,8 @@ class SessionGrant:
     max_record_bytes: int
     excluded: str = ""
     """Why the plan selects nothing on this rank; empty when it selects something."""
+    slab: SlabPlace | None = None
+    """Where frames go instead of the stream, when the agent offers it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +73,8 @@ class RecordHead:
     """Texts of the plan's statistics in the place of the elements; None when those follow."""
     switched_on: bool = False
     """The script itself switched dumping on: the plan's iterations do not matter."""
+    degraded: bool = False
+    """There was no room for the elements: the figures are all that is kept."""
 
     @property
     def data_bytes(self) -> int:

@@ -13,6 +13,7 @@ from rankdump.contract.exchange import (
     SessionEnd,
     SessionGrant,
     SessionRequest,
+    SlabPlace,
 )
 from rankdump.contract.key import Side, TensorKey
 from rankdump.wire.fields import common, utf8
@@ -47,6 +48,7 @@ def session_grant_to_wire(grant: SessionGrant) -> agent_pb2.OpenSessionResponse:
         acknowledged_sequence=grant.acknowledged,
         max_record_bytes=grant.max_record_bytes,
         excluded=grant.excluded,
+        slab=None if grant.slab is None else agent_pb2.Slab(**common(grant.slab, SlabPlace)),
     )
 
 
@@ -57,6 +59,7 @@ def session_grant_from_wire(message: agent_pb2.OpenSessionResponse) -> SessionGr
         acknowledged=message.acknowledged_sequence,
         max_record_bytes=message.max_record_bytes,
         excluded=message.excluded,
+        slab=SlabPlace(**common(message.slab, SlabPlace)) if message.HasField("slab") else None,
     )
 
 
@@ -80,6 +83,7 @@ def record_to_wire(head: RecordHead, data: bytes) -> agent_pb2.Record:
         data=data,
         figures=None if head.figures is None else agent_pb2.Figures(texts=head.figures),
         switched_on=head.switched_on,
+        degraded=head.degraded,
         constant=key.constant,
     )
 
@@ -113,6 +117,7 @@ def record_from_wire(message: agent_pb2.Record, *, rank: int, net_name: str) -> 
         argument=message.argument,
         figures=tuple(message.figures.texts) if message.HasField("figures") else None,
         switched_on=message.switched_on,
+        degraded=message.degraded,
     )
 
 

@@ -127,7 +127,6 @@ def test_cuts_do_not_matter(cuts):
         ([record(1, timestamp_us=(1 << 64) - 1)], "over"),
         ([record(1, side=agent_pb2.SIDE_UNSPECIFIED)], "side 0"),
         ([record(1, shape=[1] * 65)], "65 dimensions"),
-        ([record(1, slab=agent_pb2.SlabRange())], "no slab was granted"),
         ([agent_pb2.Frame(sequence=1)], "body None"),
         ([end(1, expected=1 << 63)], "over"),
         ([end(1, dropped={"why": 1 << 63})], "over"),

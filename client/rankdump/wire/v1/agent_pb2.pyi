@@ -129,7 +129,9 @@ global___OpenSessionResponse = OpenSessionResponse
 
 @typing.final
 class Slab(google.protobuf.message.Message):
-    """Shared memory of one session: the agent owns it, the rank maps it."""
+    """Shared memory of one session: the agent owns it, the rank maps it. It holds a ring of frames
+    with their data; its form is that of rankdump.contract.slab.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -153,21 +155,25 @@ class PushRequest(google.protobuf.message.Message):
 
     HELLO_FIELD_NUMBER: builtins.int
     BATCH_FIELD_NUMBER: builtins.int
+    DOORBELL_FIELD_NUMBER: builtins.int
     @property
     def hello(self) -> global___Hello:
         """First message of every stream."""
 
     @property
     def batch(self) -> global___FrameBatch: ...
+    @property
+    def doorbell(self) -> global___Doorbell: ...
     def __init__(
         self,
         *,
         hello: global___Hello | None = ...,
         batch: global___FrameBatch | None = ...,
+        doorbell: global___Doorbell | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["batch", b"batch", "body", b"body", "hello", b"hello"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["batch", b"batch", "body", b"body", "hello", b"hello"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["hello", "batch"] | None: ...
+    def HasField(self, field_name: typing.Literal["batch", b"batch", "body", b"body", "doorbell", b"doorbell", "hello", b"hello"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["batch", b"batch", "body", b"body", "doorbell", b"doorbell", "hello", b"hello"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["hello", "batch", "doorbell"] | None: ...
 
 global___PushRequest = PushRequest
 
@@ -188,6 +194,24 @@ class Hello(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["session_id", b"session_id", "token", b"token"]) -> None: ...
 
 global___Hello = Hello
+
+@typing.final
+class Doorbell(google.protobuf.message.Message):
+    """There are new frames in the slab."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    WRITTEN_FIELD_NUMBER: builtins.int
+    written: builtins.int
+    """Position behind the last published entry."""
+    def __init__(
+        self,
+        *,
+        written: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["written", b"written"]) -> None: ...
+
+global___Doorbell = Doorbell
 
 @typing.final
 class FrameBatch(google.protobuf.message.Message):
@@ -269,10 +293,10 @@ class Record(google.protobuf.message.Message):
     BYTE_COUNT_FIELD_NUMBER: builtins.int
     ARGUMENT_FIELD_NUMBER: builtins.int
     DATA_FIELD_NUMBER: builtins.int
-    SLAB_FIELD_NUMBER: builtins.int
     FIGURES_FIELD_NUMBER: builtins.int
     SWITCHED_ON_FIELD_NUMBER: builtins.int
     CONSTANT_FIELD_NUMBER: builtins.int
+    DEGRADED_FIELD_NUMBER: builtins.int
     graph: builtins.int
     iteration: builtins.int
     op_type: builtins.str
@@ -291,15 +315,15 @@ class Record(google.protobuf.message.Message):
     argument: builtins.str
     """Where in the call the tensor stood: "args.0", "kwargs.mask"; empty when unknown."""
     data: builtins.bytes
-    """The first bytes; the rest follow in chunks, or all of them lie in the slab."""
+    """The first bytes; the rest follow in chunks. In a slab they are the entry's data instead."""
     switched_on: builtins.bool
     """The script itself switched dumping on: the plan's iterations do not matter."""
     constant: builtins.bool
     """Written once for its graph, whatever the iteration."""
+    degraded: builtins.bool
+    """There was no room for the elements: the figures are all that is kept."""
     @property
     def shape(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
-    @property
-    def slab(self) -> global___SlabRange: ...
     @property
     def figures(self) -> global___Figures:
         """In the place of the elements: no bytes follow then."""
@@ -321,13 +345,13 @@ class Record(google.protobuf.message.Message):
         byte_count: builtins.int = ...,
         argument: builtins.str = ...,
         data: builtins.bytes = ...,
-        slab: global___SlabRange | None = ...,
         figures: global___Figures | None = ...,
         switched_on: builtins.bool = ...,
         constant: builtins.bool = ...,
+        degraded: builtins.bool = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["figures", b"figures", "slab", b"slab"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["argument", b"argument", "byte_count", b"byte_count", "constant", b"constant", "data", b"data", "dtype", b"dtype", "figures", b"figures", "graph", b"graph", "iteration", b"iteration", "op_name", b"op_name", "op_type", b"op_type", "shape", b"shape", "side", b"side", "slab", b"slab", "slot", b"slot", "stream", b"stream", "switched_on", b"switched_on", "task", b"task", "timestamp_us", b"timestamp_us"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["figures", b"figures"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["argument", b"argument", "byte_count", b"byte_count", "constant", b"constant", "data", b"data", "degraded", b"degraded", "dtype", b"dtype", "figures", b"figures", "graph", b"graph", "iteration", b"iteration", "op_name", b"op_name", "op_type", b"op_type", "shape", b"shape", "side", b"side", "slot", b"slot", "stream", b"stream", "switched_on", b"switched_on", "task", b"task", "timestamp_us", b"timestamp_us"]) -> None: ...
 
 global___Record = Record
 
@@ -348,24 +372,6 @@ class Figures(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["texts", b"texts"]) -> None: ...
 
 global___Figures = Figures
-
-@typing.final
-class SlabRange(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    OFFSET_FIELD_NUMBER: builtins.int
-    LENGTH_FIELD_NUMBER: builtins.int
-    offset: builtins.int
-    length: builtins.int
-    def __init__(
-        self,
-        *,
-        offset: builtins.int = ...,
-        length: builtins.int = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["length", b"length", "offset", b"offset"]) -> None: ...
-
-global___SlabRange = SlabRange
 
 @typing.final
 class Chunk(google.protobuf.message.Message):

@@ -94,8 +94,6 @@ class Assembler:
         self._last = sequence
 
     def _record(self, sequence: int, message: agent_pb2.Record) -> Parcel | Outcome | None:
-        if message.HasField("slab"):
-            raise ProtocolError(f"record {sequence} lies in a slab: no slab was granted")
         head = convert.record_from_wire(message, rank=self._rank, net_name=self._net_name)
         check_head(sequence, head, len(message.data), figures=self._figures)
         ticket = Ticket(self._session_id, sequence)

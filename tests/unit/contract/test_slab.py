@@ -1,0 +1,220 @@
+"""The ring in shared memory: what goes in comes out, once, in order, and never over the edge."""
+
+from __future__ import annotations
+
+import random
+import struct
+import threading
+from collections import deque
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rankdump.contract import slab
+from rankdump.contract.errors import DamagedError
+from rankdump.contract.slab import SlabReader, SlabWriter, format_slab, slab_bytes
+
+SMALL = slab.MIN_RING_BYTES
+
+
+def fresh(ring_bytes: int = SMALL) -> memoryview:
+    memory = memoryview(bytearray(slab_bytes(ring_bytes)))
+    format_slab(memory)
+    return memory
+
+
+def put(writer: SlabWriter, frame: bytes, data: bytes) -> bool:
+    room = writer.reserve(frame, len(data))
+    if room is None:
+        return False
+    room.data[:] = data
+    writer.commit(room)
+    return True
+
+
+def drain(reader: SlabReader, *, release: bool = True) -> list[tuple[bytes, bytes, bool]]:
+    found, end = [], 0
+    for entry in reader.entries():
+        found.append((bytes(entry.frame), bytes(entry.data), entry.whole))
+        end = entry.end
+    if release and end:
+        reader.release(end)
+    return found
+
+
+def test_what_was_committed_is_read_in_order():
+    memory = fresh()
+    writer, reader = SlabWriter(memory), SlabReader(memory)
+    for number in range(20):
+        assert put(writer, b"frame %d" % number, bytes([number]) * number)
+    assert drain(reader) == [(b"frame %d" % n, bytes([n]) * n, True) for n in range(20)]
+    assert drain(reader) == []
+
+
+def test_an_unfinished_entry_holds_back_those_after_it():
+    """Published in the order of reservations, an abandoned one without its data."""
+    memory = fresh()
+    writer, reader = SlabWriter(memory), SlabReader(memory)
+    first, second = writer.reserve(b"first", 3), writer.reserve(b"second", 3)
+    assert first is not None
+    assert second is not None
+    second.data[:] = b"two"
+    writer.commit(second)
+    assert drain(reader) == []
+    writer.abandon(first)
+    assert [(frame, whole) for frame, _, whole in drain(reader)] == [
+        (b"first", False),
+        (b"second", True),
+    ]
+
+
+def test_room_comes_back_when_it_is_released():
+    memory = fresh()
+    writer, reader = SlabWriter(memory), SlabReader(memory)
+    count = 0
+    while put(writer, b"f", bytes(4000)):
+        count += 1
+    assert count * 4000 <= SMALL < (count + 2) * 4096
+    assert not put(writer, b"f", bytes(4000))
+    assert len(drain(reader)) == count
+    assert put(writer, b"f", bytes(4000))
+
+
+def test_what_can_never_fit_is_known_before():
+    writer = SlabWriter(fresh())
+    assert writer.fits(100, SMALL // 2 - 1024)
+    assert not writer.fits(100, SMALL // 2)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("put"), st.binary(max_size=200), st.integers(0, 30_000)),
+            st.tuples(st.just("begin"), st.binary(max_size=20), st.integers(0, 5000)),
+            st.tuples(st.just("end"), st.booleans(), st.integers(0, 5)),
+            st.tuples(st.just("read"), st.booleans(), st.just(0)),
+        ),
+        max_size=80,
+    )
+)
+def test_the_ring_is_a_queue(actions):
+    """Law: whatever the order of writing, ending, reading and releasing, nothing is lost,
+    repeated, changed or overwritten before its release."""
+    memory = fresh()
+    writer, reader = SlabWriter(memory), SlabReader(memory)
+    expected: deque[list] = deque()
+    begun: list = []
+    held: list = []
+    for kind, what, number in actions:
+        if kind in ("put", "begin"):
+            room = writer.reserve(what, number)
+            if room is None:
+                continue
+            room.data[:] = bytes([len(expected) % 256]) * number
+            row = [what, bytes(room.data), None]
+            expected.append(row)
+            begun.append((room, row))
+        if kind in ("put", "end") and begun:
+            room, row = begun.pop(number % len(begun)) if kind == "end" else begun.pop()
+            row[2] = what if kind == "end" else True
+            (writer.commit if row[2] else writer.abandon)(room)
+        if kind == "read":
+            for entry in reader.entries():
+                frame, data, whole = expected.popleft()
+                assert (bytes(entry.frame), entry.whole) == (frame, whole)
+                held.append((entry, data))
+            for entry, data in held:
+                assert bytes(entry.data) == data
+            if what and held:
+                reader.release(held[-1][0].end)
+                held.clear()
+
+
+def test_several_threads_write_and_one_reads():
+    memory = fresh(1 << 18)
+    writer, reader = SlabWriter(memory), SlabReader(memory)
+    found: list[tuple[bytes, bytes, bool]] = []
+
+    def write(thread: int) -> None:
+        for number in range(300):
+            data = random.Random(thread * 1000 + number).randbytes(number * 7)
+            while not put(writer, b"%d %d" % (thread, number), data):
+                pass
+
+    threads = [threading.Thread(target=write, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    while len(found) < 1200:
+        found += drain(reader)
+    for thread in threads:
+        thread.join()
+    for thread in range(4):
+        own = [row for row in found if row[0].startswith(b"%d " % thread)]
+        assert [int(row[0].split()[1]) for row in own] == list(range(300))
+        for number, (_, data, whole) in enumerate(own):
+            assert whole
+            assert data == random.Random(thread * 1000 + number).randbytes(number * 7)
+
+
+def test_what_a_dead_rank_had_committed_is_found():
+    """Also behind an entry whose copy the death interrupted, and not what an earlier lap left."""
+    memory = fresh()
+    writer, reader = SlabWriter(memory), SlabReader(memory)
+    for _ in range(9):
+        assert put(writer, b"old", bytes(10_000))
+        drain(reader)
+    assert put(writer, b"a", b"1")
+    assert writer.reserve(b"torn", 5)
+    assert put(writer, b"b", b"2")
+    again = SlabReader(memory)
+    assert [(bytes(e.frame), e.whole) for e in again.remains()] == [
+        (b"a", True),
+        (b"torn", False),
+        (b"b", True),
+    ]
+
+
+def test_a_reader_that_comes_later_begins_at_what_was_not_released():
+    memory = fresh()
+    writer, reader = SlabWriter(memory), SlabReader(memory)
+    put(writer, b"a", b"1")
+    drain(reader)
+    put(writer, b"b", b"2")
+    assert drain(reader, release=False) == [(b"b", b"2", True)]
+    assert drain(SlabReader(memory)) == [(b"b", b"2", True)]
+    put(SlabWriter(memory), b"c", b"3")
+    assert drain(SlabReader(memory)) == [(b"c", b"3", True)]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, 4095 + SMALL), st.binary(min_size=1, max_size=64))
+def test_a_reader_believes_nothing(at: int, garbage: bytes):
+    """Law: whatever a rank scribbles, entries lie within the ring or DamagedError says so."""
+    memory = fresh()
+    writer = SlabWriter(memory)
+    for number in range(30):
+        put(writer, b"frame", bytes(number * 100))
+    garbage = garbage[: len(memory) - at]
+    memory[at : at + len(garbage)] = garbage
+    try:
+        reader = SlabReader(memory)
+        for entry in reader.entries():
+            assert len(entry.frame) + len(entry.data) <= SMALL
+            reader.release(entry.end)
+    except DamagedError:
+        pass
+
+
+@pytest.mark.parametrize("length", [0, 100, slab.RING_OFFSET, slab.RING_OFFSET + SMALL])
+def test_a_buffer_that_is_no_slab(length: int):
+    with pytest.raises(DamagedError, match=f"slab of {length} bytes"):
+        SlabReader(memoryview(bytearray(length)))
+
+
+def test_a_slab_of_another_length_than_its_header_says():
+    memory = fresh()
+    struct.pack_into("<Q", memory, 16, SMALL * 2)
+    with pytest.raises(DamagedError, match="header"):
+        SlabWriter(memory)
