@@ -1,16 +1,17 @@
-"""Room 3: one copy of a kept tensor into memory that outlives the step, under a byte budget.
+"""Room 3: one copy of a kept tensor into memory that outlives the step.
 
-Later the copy goes into the agent's shared memory; the budget is then its free space. Never
-compresses, never waits for the network longer than the plan allows.
+That is the agent's shared memory, whose free space is the budget, or the heap under a budget of
+its own. Never compresses, never waits longer than the plan allows.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 from rankdump.contract.exchange import RecordHead
-from rankdump.values import Staged, TensorSource
+from rankdump.values import Placing, Staged, TensorSource
 
 HEAD_BYTES = 512
 """About what a record takes without its elements: what is smaller is charged as much."""
@@ -51,9 +52,33 @@ class Budget:
 class Stage:
     """Makes room for records and copies tensors in; safe to use from several threads."""
 
-    def __init__(self, *, budget: Budget, patience_s: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        *,
+        budget: Budget,
+        patience_s: Callable[[], float],
+        place: Callable[[RecordHead, TensorSource], Placing] | None = None,
+        reduce: Callable[[RecordHead, TensorSource], Staged | None] | None = None,
+    ) -> None:
+        """`place` copies into shared memory; `reduce` makes figures where there is no room."""
         self._budget = budget
         self._patience_s = patience_s
+        self._place = place
+        self._reduce = reduce
+
+    def keep(self, head: RecordHead, source: TensorSource) -> Staged | None:
+        """Copy a record's elements once; None when there was room neither for them nor figures."""
+        placing = Placing.ELSEWHERE if self._place is None else self._place(head, source)
+        if placing is Placing.DONE:
+            return Staged(head, memoryview(b""), on_its_way=True)
+        record = None
+        if placing is Placing.ELSEWHERE:
+            record = self._admitted(head, lambda: self._copied(head, source))
+        if record is None and self._reduce is not None:
+            reduce = self._reduce
+            # Room for figures is little, and what they are is not known before.
+            record = self._admitted(replace(head, figures=()), lambda: reduce(head, source))
+        return record
 
     def admit(self, head: RecordHead) -> bool:
         """Hold room for a record, until `release`; False when the buffer stayed full."""
@@ -63,8 +88,19 @@ class Stage:
         """Give a record's room back."""
         self._budget.release(_charge(head))
 
-    def copy(self, head: RecordHead, source: TensorSource) -> Staged:
-        """Copy the elements of an admitted record."""
+    def _admitted(self, head: RecordHead, make: Callable[[], Staged | None]) -> Staged | None:
+        """Return the record, or None when it has no room or cannot be made."""
+        if not self.admit(head):
+            return None
+        record = None
+        try:
+            record = make()
+            return record
+        finally:
+            if record is None:
+                self.release(head)
+
+    def _copied(self, head: RecordHead, source: TensorSource) -> Staged:
         data = memoryview(bytearray(head.data_bytes))
         source.copy_into(data)
         return Staged(head, data)

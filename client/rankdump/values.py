@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Protocol
 
 from rankdump.contract.events import EventKind, ProcessGroup
@@ -93,6 +94,18 @@ class Staged:
 
     head: RecordHead
     data: memoryview
+    on_its_way: bool = False
+    """It is in the agent's shared memory already: there is nothing left to send."""
+
+
+class Placing(Enum):
+    """What became of an attempt to copy a tensor straight into shared memory."""
+
+    DONE = "done"
+    FULL = "full"
+    """There was no room, and patience ended."""
+    ELSEWHERE = "elsewhere"
+    """It has to go another way: no shared memory, or too large for one entry."""
 
 
 @dataclass(frozen=True, slots=True)

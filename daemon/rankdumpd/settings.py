@@ -48,6 +48,14 @@ class AgentSettings:
     """Threads that compress and write; 0 means one for each core this process may use."""
     queue_bytes: int = 512 * _MIB
     """Tensor bytes taken in but not yet written and committed."""
+    slab_bytes: int = 256 * _MIB
+    """Largest shared memory of one rank; 0 means none, and its frames travel on the stream."""
+    memory_bytes: int = 0
+    """What queue, slabs and sessions stay under together; 0 means half of the memory there is."""
+    runtime_dir: str = ""
+    """Folder of the shared memory, absolute and on tmpfs; empty means beside the socket."""
+    runtime_group: str = ""
+    """Group that may map it; empty means the group of this process."""
     max_record_bytes: int = 16 * _GIB
     """Largest tensor that is taken."""
     keep_free_bytes: int = 64 * _MIB
@@ -61,6 +69,13 @@ class AgentSettings:
             raise ConfigError("settings", "agent.state_dir", self.state_dir, "an absolute folder")
         _between("agent.workers", self.workers, 0, 1024)
         _between("agent.queue_bytes", self.queue_bytes, _MIB, 1 << 50)
+        _between("agent.slab_bytes", self.slab_bytes, 0, 1 << 50)
+        if self.memory_bytes:
+            _between("agent.memory_bytes", self.memory_bytes, self.queue_bytes, 1 << 50)
+        if self.runtime_dir and not Path(self.runtime_dir).is_absolute():
+            raise ConfigError(
+                "settings", "agent.runtime_dir", self.runtime_dir, "an absolute folder"
+            )
         _between("agent.max_record_bytes", self.max_record_bytes, 1, 1 << 50)
         _between("agent.keep_free_bytes", self.keep_free_bytes, 0, 1 << 60)
         _between("agent.drain_timeout_s", self.drain_timeout_s, 0, 86_400)

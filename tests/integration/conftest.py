@@ -120,6 +120,12 @@ class Stream:
         self._requests.put(agent_pb2.PushRequest(batch=batch))
         return self
 
+    def ring(self, written: int) -> Stream:
+        """Announce what stands in the slab."""
+        doorbell = agent_pb2.Doorbell(written=written)
+        self._requests.put(agent_pb2.PushRequest(doorbell=doorbell))
+        return self
+
     def wait_acknowledged(self, sequence: int) -> None:
         self._wait(lambda: self.acknowledged >= sequence or self.code is not None)
         assert self.acknowledged >= sequence, (self.acknowledged, self.code, self.details)
@@ -186,6 +192,7 @@ class Rank:
     channel: grpc.Channel = field(init=False)
     stub: agent_pb2_grpc.AgentServiceStub = field(init=False)
     token: bytes = b""
+    wants_slab: bool = False
 
     def __post_init__(self) -> None:
         self.channel = grpc.insecure_channel(self.address)
@@ -208,6 +215,7 @@ class Rank:
                 device_target=self.device_target,
                 plan_json=plan.to_json(),
                 config_source=self.config_source,
+                wants_slab=self.wants_slab,
             ),
             wait_for_ready=True,
             timeout=WAIT_S,

@@ -121,6 +121,8 @@ class Delivery:
     """When a record counts as safe: `written` survives any process, `synced` a power loss."""
     strict: bool = False
     """Raise into the training script instead of counting a loss."""
+    shared_memory: bool = True
+    """Whether tensors go through the agent's shared memory where it offers some."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +235,7 @@ def _delivery(body: dict[str, Any]) -> Delivery:
         buffer_bytes=int(body["buffer_bytes"]),
         durability=_one_of(Durability, body["durability"]),
         strict=bool(body["strict"]),
+        shared_memory=bool(body["shared_memory"]),
     )
 
 

@@ -28,7 +28,8 @@ _HEADER = struct.Struct("<8sQQ")
 _MAGIC = b"RDSLAB\0\1"
 _VERSION = 1
 _WRITTEN_AT, _RELEASED_AT = 64, 128
-_NUMBER = struct.Struct("<Q")
+# Native: the other process may read at any moment, and only so it is one store of 8 bytes.
+_NUMBER = struct.Struct("@Q")
 _HEAD = struct.Struct("<IIQQQ")
 _ENTRY_MAGIC = 0x31454452
 

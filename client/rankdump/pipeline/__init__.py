@@ -5,21 +5,28 @@ Composition root. `recorder` answers to adapters; nothing here raises into the j
 
 from __future__ import annotations
 
-import os
-import weakref
-from collections.abc import Callable
+from dataclasses import replace
 
 from rankdump.accounts import Accounts
 from rankdump.aliases import Aliases
-from rankdump.contract.exchange import SessionEnd, SessionRequest
+from rankdump.contract.exchange import RecordHead, SessionEnd, SessionRequest
 from rankdump.contract.plan import DumpPlan
 from rankdump.filter import Filter, Run
 from rankdump.heads import Heads
-from rankdump.pipeline.choices import at_end, measure_of, profile_of
+from rankdump.pipeline.children import call_in_children
+from rankdump.pipeline.choices import (
+    at_end,
+    goes_straight,
+    measure_of,
+    patience_s,
+    profile_of,
+    reduction_of,
+    wants_slab,
+)
 from rankdump.pipeline.course import Course
 from rankdump.pipeline.farewell import Farewell, farewell_of
 from rankdump.pipeline.outlet import Outlet
-from rankdump.pipeline.reading import Reading
+from rankdump.pipeline.reading import COPY_FAILED, Reading
 from rankdump.pipeline.recording import Recording
 from rankdump.pipeline.triggers import Trigger, trigger_of
 from rankdump.pipeline.voice import Voice
@@ -27,7 +34,7 @@ from rankdump.ship import Link, Ship
 from rankdump.sketch import Sketch
 from rankdump.stage import Budget, Stage
 from rankdump.trace import Trace, now_us
-from rankdump.values import Staged
+from rankdump.values import Placing, Staged, TensorSource
 
 FIRST_ANSWER_S = 5.0
 """Longest a job waits at its start for an agent that neither answers nor refuses."""
@@ -48,13 +55,20 @@ class Pipeline:
         # One rank's events alone would read as a job in which all others are missing.
         self._trace = Trace(keeps=not self._quiet)
         self._sketch = Sketch()
-        self._stage = Stage(budget=Budget(plan.delivery.buffer_bytes), patience_s=self._patience_s)
+        self._stage = Stage(
+            budget=Budget(plan.delivery.buffer_bytes),
+            patience_s=self._patience_s,
+            place=self._place if goes_straight(plan) else None,
+            reduce=reduction_of(plan),
+        )
         self._ship = Ship(
-            request,
+            replace(request, wants_slab=wants_slab(plan, address)),
             address,
             on_taken=self._taken,
+            on_torn=self._torn,
             on_idle=self._hand_over_events,
             on_link=self._link_changed,
+            on_stream=self._voice.no_slab,
         )
         self._outlet = Outlet(
             accounts=self._accounts,
@@ -69,8 +83,7 @@ class Pipeline:
 
     def start(self) -> None:
         """Connect to the agent and begin the plan's first iteration."""
-        disarm = weakref.WeakMethod(self._disarm_in_child)
-        os.register_at_fork(after_in_child=lambda: _call(disarm()))
+        call_in_children(self._disarm_in_child)
         self._ship.start(FIRST_ANSWER_S)
         self.begin_iteration(self._course.iteration)
 
@@ -140,6 +153,7 @@ class Pipeline:
         if left:
             self._accounts.lost_on_the_way(left, "not_taken_by_agent")
         self._voice.goodbye(farewell.warnings, farewell.remarks)
+        self._voice.left_in_slab(self._ship.left_in_slab)
         self._voice.losses(self._accounts.losses, self._ship.lost_declarations)
 
     def _farewell(self) -> Farewell:
@@ -162,13 +176,25 @@ class Pipeline:
 
     def _disarm_in_child(self) -> None:
         # A fork copies neither the sender's thread nor the channel: the session is the parent's.
+        # Its shared memory is still mapped here, and is the parent's as well.
         self._in_child = True
         self._course.leave()
+        self._ship.disarm()
+
+    def _place(self, head: RecordHead, source: TensorSource) -> Placing:
+        return self._ship.place(head, source, self._patience_s)
+
+    def _torn(self, head: RecordHead) -> None:
+        # The agent counts it in its iteration: the record's number is given.
+        self._accounts.lost_on_the_way(1, COPY_FAILED)
+        self._voice.lost(COPY_FAILED, head.key.op_name)
 
     def _taken(self, staged: Staged) -> None:
         self._stage.release(staged.head)
 
     def _hand_over_events(self) -> None:
+        if self._in_child:
+            return
         events = self._trace.take()
         if events is not None:
             self._ship.submit(events)
@@ -179,14 +205,8 @@ class Pipeline:
 
     def _patience_s(self) -> float:
         """Return how long a tensor may still wait for room."""
-        delivery = self._plan.delivery
-        if delivery.on_full != "block" or self._ship.link not in (Link.UP, Link.AWAY):
-            return 0.0
-        holds_back = self._plan.selection.trigger != "always" or at_end(self._plan)
-        if holds_back and not self._ship.busy:
-            # What fills the buffer waits for this very thread: nothing will make room.
-            return 0.0
-        return delivery.block_timeout_s - self._ship.idle_s()
+        ship = self._ship
+        return patience_s(self._plan, link=ship.link, busy=ship.busy, idle_s=ship.idle_s())
 
     def _link_changed(self, link: Link, reason: str) -> None:
         if link is Link.REFUSED:
@@ -226,8 +246,3 @@ class Pipeline:
             voice=self._voice,
             on_events=self._hand_over_events,
         )
-
-
-def _call(method: Callable[[], None] | None) -> None:
-    if method is not None:
-        method()

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
+from rankdump.contract.exchange import RecordHead
 from rankdump.contract.layout.profile import DEFAULT_PROFILE, PROFILES, Profile
 from rankdump.contract.layout.statistic_csv import items_of
 from rankdump.contract.plan import DumpPlan
+from rankdump.contract.statistics import countable
 from rankdump.measure import Measure
+from rankdump.ship import Link
+from rankdump.values import Staged, TensorSource
 
 
 def profile_of(plan: DumpPlan) -> Profile:
@@ -25,3 +32,42 @@ def measure_of(plan: DumpPlan) -> Measure | None:
 def at_end(plan: DumpPlan) -> bool:
     """Return whether all records of an iteration wait for its end, to keep their order."""
     return plan.content.saved == "statistic" and plan.content.on_device
+
+
+def wants_slab(plan: DumpPlan, address: str) -> bool:
+    """Return whether to ask for shared memory: only an agent of this host has any."""
+    return plan.delivery.shared_memory and address.startswith("unix:")
+
+
+def goes_straight(plan: DumpPlan) -> bool:
+    """Return whether a tensor's fate is known when it is read, so that it needs one copy only."""
+    return plan.selection.trigger == "always"
+
+
+def reduction_of(plan: DumpPlan) -> Callable[[RecordHead, TensorSource], Staged | None] | None:
+    """Return what makes figures of a tensor that has no room, where the plan asks for it."""
+    if plan.delivery.on_full != "statistic":
+        return None
+    content = plan.content
+    items = items_of(content.statistics, profile_of(plan))
+    measure = Measure(items=items, on_device=False, precision=content.precision)
+
+    def reduced(head: RecordHead, source: TensorSource) -> Staged | None:
+        if not countable(head.dtype):
+            return None
+        record = measure.take(replace(head, degraded=True), source)
+        return record if isinstance(record, Staged) else None
+
+    return reduced
+
+
+def patience_s(plan: DumpPlan, *, link: Link, busy: bool, idle_s: float) -> float:
+    """Return how long a tensor may still wait for room, given since when nothing was taken."""
+    delivery = plan.delivery
+    if delivery.on_full != "block" or link not in (Link.UP, Link.AWAY):
+        return 0.0
+    holds_back = not goes_straight(plan) or at_end(plan)
+    if holds_back and not busy:
+        # What fills the buffer waits for the very thread that asks: nothing will make room.
+        return 0.0
+    return delivery.block_timeout_s - idle_s

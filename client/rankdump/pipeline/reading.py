@@ -88,20 +88,21 @@ class Reading:
         head = self._heads.of(
             observation, source, iteration=course.iteration, switched_on=course.switched
         )
-        if self._measure is not None:
-            head = replace(head, figures=())  # no elements: room for them is not needed
+        if self._measure is None:
+            record = self._stage.keep(head, source)
+            return self.lost(observation.op_name, BUFFER_FULL) if record is None else record
+        head = replace(head, figures=())  # no elements: room for them is not needed
         if not self._stage.admit(head):
             return self.lost(observation.op_name, BUFFER_FULL)
-        return self._filled(head, source)
+        return self._measured(self._measure, head, source)
 
-    def _filled(self, head: RecordHead, source: TensorSource) -> Staged | Measured:
-        """Put elements or figures into an admitted record, or give its room back."""
+    def _measured(
+        self, measure: Measure, head: RecordHead, source: TensorSource
+    ) -> Staged | Measured:
+        """Put figures into an admitted record, or give its room back."""
         record = None
         try:
-            if self._measure is not None:
-                record = self._measure.take(head, source)
-            else:
-                record = self._stage.copy(head, source)
+            record = measure.take(head, source)
             return record
         finally:
             if record is None:

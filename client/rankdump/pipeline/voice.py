@@ -57,6 +57,15 @@ class Voice:
             self._away = False
             logger.warning("rankdump: the agent at %s is back", self._address)
 
+    def no_slab(self, reason: str) -> None:
+        """Log that the agent's shared memory is not used, though it was asked for."""
+        self.once(f"tensors travel on the stream, in pieces: {reason}", about="no slab")
+
+    def left_in_slab(self, count: int) -> None:
+        """Log what the agent has yet to take out of shared memory."""
+        if count:
+            self.once(f"{count} tensors are left to the agent at {self._address} to write")
+
     def goodbye(self, warnings: Iterable[str], remarks: Iterable[str]) -> None:
         """Log what the whole run amounted to."""
         for message in warnings:

@@ -1,4 +1,7 @@
-"""How a session's items travel: frames of at most a chunk, small ones sharing a message."""
+"""How a session's items travel: frames of at most a chunk, small ones sharing a message.
+
+In a slab a frame stands whole, with its data beside it.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +20,34 @@ CHUNK_BYTES = 1 << 20
 
 def record_frames(sequence: int, head: RecordHead, data: memoryview) -> Iterator[agent_pb2.Frame]:
     """Yield a record: its head with the first bytes, then the chunks it did not hold."""
-    first = bytes(data[:CHUNK_BYTES])
-    yield agent_pb2.Frame(sequence=sequence, record=record_to_wire(head, first))
-    for offset in range(CHUNK_BYTES, head.data_bytes, CHUNK_BYTES):
+    frame = agent_pb2.Frame(sequence=sequence, record=record_to_wire(head, b""))
+    return filled_frames(frame, data[: head.data_bytes])
+
+
+def filled_frames(frame: agent_pb2.Frame, data: memoryview) -> Iterator[agent_pb2.Frame]:
+    """Yield a frame whose data lay beside it, as in a slab, with the data in it and in chunks."""
+    if data:
+        frame.record.data = bytes(data[:CHUNK_BYTES])
+    yield frame
+    for offset in range(CHUNK_BYTES, len(data), CHUNK_BYTES):
         piece = bytes(data[offset : offset + CHUNK_BYTES])
-        yield agent_pb2.Frame(sequence=sequence, chunk=agent_pb2.Chunk(offset=offset, data=piece))
+        chunk = agent_pb2.Chunk(offset=offset, data=piece)
+        yield agent_pb2.Frame(sequence=frame.sequence, chunk=chunk)
+
+
+def record_body(head: RecordHead) -> bytes:
+    """Return a record's frame for a slab, without its number."""
+    return agent_pb2.Frame(record=record_to_wire(head, b"")).SerializeToString()
+
+
+def chunk_body(offset: int) -> bytes:
+    """Return the frame of a later piece of a record for a slab, without its number."""
+    return agent_pb2.Frame(chunk=agent_pb2.Chunk(offset=offset)).SerializeToString()
+
+
+def numbered(sequence: int, body: bytes) -> bytes:
+    """Return a serialised frame with its number; parts of a message may stand in any order."""
+    return agent_pb2.Frame(sequence=sequence).SerializeToString() + body
 
 
 def declaration_frame(sequence: int, declaration: Declaration) -> agent_pb2.Frame:

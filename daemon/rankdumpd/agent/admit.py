@@ -38,7 +38,7 @@ def _kind_reason(head: RecordHead, plan: DumpPlan) -> str:
     if head.dtype not in ELEMENT_TYPES:
         return "unsupported_dtype"
     countable = head.figures is not None and statistics.countable(head.dtype)
-    if plan.content.saved == "statistic" and not countable:
+    if (plan.content.saved == "statistic" or head.degraded) and not countable:
         return "no_statistics"
     return ""
 

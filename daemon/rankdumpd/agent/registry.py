@@ -8,9 +8,8 @@ import secrets
 import threading
 from collections.abc import Callable
 
-from rankdump.contract.errors import RefusedError, UnavailableError
+from rankdump.contract.errors import ExhaustedError, RefusedError, UnavailableError
 from rankdump.contract.exchange import SessionGrant, SessionRequest
-from rankdump.contract.status import SessionState
 from rankdumpd.agent import metadata, vet
 from rankdumpd.agent.ledger import Ledger
 from rankdumpd.agent.sessions import Listener, Session
@@ -29,9 +28,12 @@ class Registry:
         ledger: Ledger,
         *,
         max_record_bytes: int,
+        room: Callable[[int], str],
         read_declared: Callable[[bytes, str], Declared],
     ) -> None:
+        """Ask `room` with the sessions that are connected why there is none for another."""
         self._ledger = ledger
+        self._room = room
         self._max_record_bytes = max_record_bytes
         self._read_declared = read_declared
         self._lock = threading.RLock()
@@ -60,6 +62,7 @@ class Registry:
             if session:
                 _check_same(session.request, request)
             self._check_alone(request)
+            self._check_room(request)
             session = session or Session(request, plan)
             _introduce(session, request)
             self._ledger.open_session(request)
@@ -84,6 +87,11 @@ class Registry:
             self._check_alone(session.request)
             session.connect(listener)
             return session
+
+    def live(self) -> int:
+        """Return how many sessions are connected."""
+        with self._lock:
+            return sum(session.live for session in self._sessions.values())
 
     def get(self, session_id: str) -> Session:
         """Return a session that is known to be there."""
@@ -131,12 +139,13 @@ class Registry:
                     f"on host {theirs.host!r} already, and connected"
                 )
 
+    def _check_room(self, request: SessionRequest) -> None:
+        fault = self._room(self.live())
+        if fault:
+            raise ExhaustedError(f"rank {request.rank} of job {request.job_id!r}: {fault}")
+
     def _forget_closed(self) -> None:
-        closed = [
-            session_id
-            for session_id, session in self._sessions.items()
-            if session.idle and session.status().state is not SessionState.OPEN
-        ]
+        closed = [session_id for session_id, session in self._sessions.items() if session.over]
         for session_id in closed[: max(0, len(closed) - MAX_CLOSED_SESSIONS)]:
             del self._sessions[session_id]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -19,15 +20,21 @@ from rankdumpd.agent.committer import Committer, cost_bytes
 from rankdumpd.agent.disk import DiskGauge
 from rankdumpd.agent.effects import Effects
 from rankdumpd.agent.encode import encode
+from rankdumpd.agent.intake import Intake
 from rankdumpd.agent.ledger import Ledger
 from rankdumpd.agent.mailbox import Mailbox
 from rankdumpd.agent.pipeline import Workers
 from rankdumpd.agent.registry import Registry
 from rankdumpd.agent.report import Reporter
+from rankdumpd.agent.rings import Rings
 from rankdumpd.agent.servicer import SERVICE_NAME, AgentServicer
 from rankdumpd.agent.sessions import Session
+from rankdumpd.agent.slabs import Slabs
+from rankdumpd.agent.slabs.cap import share_out
+from rankdumpd.agent.slabs.place import folder_for, group_of, machine_bytes
 from rankdumpd.agent.stream import OpenStreams, Reader
-from rankdumpd.agent.values import Outcome, Parcel, Policy
+from rankdumpd.agent.values import Fate, Outcome, Parcel, Policy
+from rankdumpd.server import socket_path
 from rankdumpd.settings import AgentSettings
 
 _JOIN_S = 5.0
@@ -39,28 +46,48 @@ class Agent:
     service_names: tuple[str, ...] = (SERVICE_NAME,)
 
     def __init__(self, settings: AgentSettings) -> None:
-        self._policy = Policy(settings.max_record_bytes, settings.keep_free_bytes)
+        cap = share_out(
+            settings.memory_bytes,
+            machine_bytes=machine_bytes(),
+            queue_bytes=settings.queue_bytes,
+            max_record_bytes=settings.max_record_bytes,
+        )
+        self._policy = Policy(cap.record_bytes, settings.keep_free_bytes)
         self._disk = DiskGauge()
         self._budget = Budget(settings.queue_bytes)
         self._streams = OpenStreams()
+        self._slabs = Slabs(
+            folder_for(settings.runtime_dir, socket_path(settings.listen)),
+            group=group_of(settings.runtime_group),
+            ring_bytes=settings.slab_bytes,
+            cap=cap,
+        )
 
         self._reporter = Reporter(settings.coordinator, self._load)
         self._ledger = Ledger(Path(settings.state_dir))
         self._registry = Registry(
             self._ledger,
-            max_record_bytes=settings.max_record_bytes,
+            max_record_bytes=cap.record_bytes,
+            room=lambda live: cap.session_fault(slab_bytes=self._slabs.held_bytes, sessions=live),
             read_declared=receive.declaration_again,
         )
         self._effects = Effects(self._ledger, self._reporter)
         self._committer = Committer(self._ledger, self._registry, self._effects, self._budget)
         workers = settings.workers or len(os.sched_getaffinity(0))
         self._workers = Workers(workers, self._encode_and_write, self._commit)
+        self._rings = Rings(
+            self._slabs,
+            intake=self._intake,
+            live_sessions=self._registry.live,
+            changed=self._tell_session,
+        )
 
     def register(self, server: grpc.Server) -> None:
         """Add the agent's service to a server."""
         servicer = AgentServicer(
             self._registry,
             self._streams,
+            self._rings,
             reader=self._reader,
             changed=self._tell_session,
             view=self.view,
@@ -76,6 +103,9 @@ class Agent:
         self._reporter.start()
         self._committer.start()
         self._workers.start()
+        self._rings.take_up(self._registry.all())
+        self._slabs.remove_strays({row.request.session_id for row in self._ledger.unfinished()})
+        self._rings.start()
 
     def drain(self, timeout_s: float) -> int:
         """Let ranks finish their streams, then finish the queue; return what is left."""
@@ -84,7 +114,9 @@ class Agent:
         # Ranks get half of the time, so that what they have sent can be finished.
         self._streams.drain(timeout_s / 2)
         self._streams.end("the agent is stopping")
+        self._rings.look()
         left = self._settle(max(0.0, deadline - time.monotonic()))
+        self._rings.look()
         # The coordinator may go before this process does; there is nothing more to tell it.
         self._reporter.stop()
         return left
@@ -95,8 +127,10 @@ class Agent:
         self._budget.close()
         self._streams.end("the agent is stopping")
         self._streams.join(_JOIN_S)
+        self._rings.stop()
         self._workers.stop()
         self._committer.stop()
+        self._rings.close()
         self._reporter.stop()
         self._ledger.close()
 
@@ -115,9 +149,11 @@ class Agent:
         )
 
     def _reader(self, session: Session, mailbox: Mailbox) -> Reader:
-        return Reader(
+        return Reader(session, mailbox, intake=self._intake(session), rings=self._rings)
+
+    def _intake(self, session: Session) -> Intake:
+        return Intake(
             session,
-            mailbox,
             budget=self._budget,
             workers=self._workers,
             committer=self._committer,
@@ -131,7 +167,10 @@ class Agent:
 
     def _encode_and_write(self, parcel: Parcel) -> Outcome:
         outlet = self._registry.get(parcel.ticket.session_id).outlet
-        return outlet.writer.write(encode(parcel, outlet.codec, outlet.items))
+        outcome = outlet.writer.write(encode(parcel, outlet.codec, outlet.items))
+        if parcel.head.degraded and outcome.fate is Fate.STORED:
+            return replace(outcome, fate=Fate.DEGRADED)
+        return outcome
 
     def _commit(self, outcome: Outcome) -> None:
         self._committer.submit(outcome, cost_bytes(outcome.head.data_bytes))

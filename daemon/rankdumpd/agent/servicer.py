@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from rankdump.wire.errors import code_of
 from rankdump.wire.v1 import agent_pb2, agent_pb2_grpc
 from rankdumpd.agent.mailbox import Mailbox
 from rankdumpd.agent.registry import Registry
+from rankdumpd.agent.rings import Rings
 from rankdumpd.agent.sessions import Session
 from rankdumpd.agent.stream import OpenStreams, Reader
 
@@ -30,6 +32,7 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         self,
         registry: Registry,
         streams: OpenStreams,
+        rings: Rings,
         *,
         reader: Callable[[Session, Mailbox], Reader],
         changed: Callable[[Session], None],
@@ -37,7 +40,7 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         settle: Callable[[float], int],
     ) -> None:
         """Call `changed` when a session's state may have; `settle` waits for all that arrived."""
-        self._registry, self._streams = registry, streams
+        self._registry, self._streams, self._rings = registry, streams, rings
         self._reader, self._changed = reader, changed
         self._view, self._settle = view, settle
 
@@ -47,8 +50,10 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         """Let a rank in, or say why not."""
         with _answered(context):
             grant = self._registry.open(convert.session_request_from_wire(request))
-            self._changed(self._registry.get(request.session_id))
-            return convert.session_grant_to_wire(grant)
+            session = self._registry.get(request.session_id)
+            slab = self._rings.grant(session)
+            self._changed(session)
+            return convert.session_grant_to_wire(dataclasses.replace(grant, slab=slab))
 
     def Push(  # noqa: N802 - the name is the generated base class's
         self, request_iterator: Iterator[agent_pb2.PushRequest], context: grpc.ServicerContext
@@ -70,6 +75,7 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
             finally:
                 self._streams.discard(mailbox)
                 if session.disconnect(mailbox):
+                    self._rings.left(session)
                     self._changed(session)
 
     def Status(  # noqa: N802 - the name is the generated base class's

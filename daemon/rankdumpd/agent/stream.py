@@ -4,62 +4,40 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import grpc
 
 from rankdump.contract.errors import ProtocolError, RankdumpError
-from rankdump.contract.exchange import RecordHead
-from rankdump.contract.selection import Verdict
 from rankdump.wire.v1 import agent_pb2
-from rankdumpd.agent.budget import Budget
-from rankdumpd.agent.committer import Committer, cost_bytes
+from rankdumpd.agent.intake import Intake
 from rankdumpd.agent.mailbox import Mailbox
-from rankdumpd.agent.pipeline import Workers
-from rankdumpd.agent.receive import Assembler
+from rankdumpd.agent.rings import Rings
 from rankdumpd.agent.sessions import Session
-from rankdumpd.agent.values import Declared, Parcel
 
 _log = logging.getLogger(__name__)
 
 
 class Reader:
-    """Takes the frames of one stream in, and waits where there is no room for more."""
+    """Takes in what one stream brings or announces, and waits where there is no room for more."""
 
-    def __init__(
-        self,
-        session: Session,
-        mailbox: Mailbox,
-        *,
-        budget: Budget,
-        workers: Workers,
-        committer: Committer,
-        admit: Callable[[Session, RecordHead], Verdict],
-    ) -> None:
+    def __init__(self, session: Session, mailbox: Mailbox, *, intake: Intake, rings: Rings) -> None:
         self._session, self._mailbox = session, mailbox
-        self._budget, self._workers, self._committer = budget, workers, committer
-        self._decide = admit
-        self._taken_bytes: int | None = None
-        self._assembler = Assembler(
-            session.request.session_id,
-            rank=session.request.rank,
-            net_name=session.plan.output.net_name,
-            highest_first=session.watermark + 1,
-            figures=session.outlet.figures,
-            known=session.known,
-            admit=self._admit,
-        )
+        self._intake, self._rings = intake, rings
 
     def read(self, requests: Iterator[agent_pb2.PushRequest]) -> None:
         """Take frames until the rank closes its side or breaks a rule."""
         try:
+            self._read_slab(0)
             for request in requests:
-                if not request.HasField("batch"):
+                if request.HasField("batch"):
+                    self._take(request.batch)
+                elif request.HasField("doorbell"):
+                    self._read_slab(request.doorbell.written)
+                else:
                     raise ProtocolError("a stream's first message says hello, and no other")
-                for frame in request.batch.frames:
-                    self._take(frame)
-            self._assembler.finish()
-            self._mailbox.complete(self._assembler.last_sequence)
+            self._intake.finish()
+            self._mailbox.complete(max(self._last_in_slab(), self._intake.last_sequence))
         except RankdumpError as error:
             self._mailbox.fail(error)
         except grpc.RpcError:
@@ -68,37 +46,25 @@ class Reader:
             _log.exception("stream of session %s", self._session.request.session_id)
             self._mailbox.end("the agent failed to take a frame")
         finally:
-            self._give_back()
+            self._intake.give_back()
 
-    def _admit(self, head: RecordHead) -> Verdict:
-        answer = self._decide(self._session, head)
-        if answer.accepted:
-            self._occupy(cost_bytes(head.data_bytes))
-        return answer
+    def _take(self, batch: agent_pb2.FrameBatch) -> None:
+        if not self._intake.last_sequence:
+            self._rings.not_used(self._session)
+        for frame in batch.frames:
+            self._intake.take(frame)
 
-    def _take(self, frame: agent_pb2.Frame) -> None:
-        item = self._assembler.feed(frame)
-        if item is None:
-            return
-        if self._taken_bytes is None:
-            self._occupy(cost_bytes(len(item.raw) if isinstance(item, Declared) else 0))
-        if not self._session.claim(item.ticket.sequence):
-            self._give_back()
-            return
-        cost, self._taken_bytes = self._taken_bytes or 0, None
-        if isinstance(item, Parcel):
-            self._workers.submit(item)
-        else:
-            self._committer.submit(item, cost)
+    def _read_slab(self, announced: int) -> None:
+        ring = self._rings.of(self._session)
+        if ring is not None:
+            ring.read(announced)
+        elif announced:
+            session_id = self._session.request.session_id
+            raise ProtocolError(f"session {session_id!r} rings a bell without a slab")
 
-    def _occupy(self, cost: int) -> None:
-        self._budget.take(cost)
-        self._taken_bytes = cost
-
-    def _give_back(self) -> None:
-        if self._taken_bytes is not None:
-            self._budget.give(self._taken_bytes)
-            self._taken_bytes = None
+    def _last_in_slab(self) -> int:
+        ring = self._rings.of(self._session)
+        return ring.last_sequence if ring else 0
 
 
 class OpenStreams:

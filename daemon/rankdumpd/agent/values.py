@@ -26,7 +26,7 @@ class Parcel:
     ticket: Ticket
     head: RecordHead
     data: memoryview
-    """Elements in C order, little endian; owned by the parcel."""
+    """Elements in C order, little endian; readable as long as the parcel is not committed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,6 +60,14 @@ def test_verdicts(make_head, selection, head, device, load, reason):
         ("statistic", {"figures": ("1",)}, Load(disk_free_bytes=1 << 20), ""),
         ("full", {"dtype": "complex64"}, ROOMY, ""),
         ("tensor", {"dtype": "complex64"}, ROOMY, ""),
+        ("full", {"figures": ("1",), "degraded": True}, ROOMY, ""),
+        ("tensor", {"figures": ("1",), "degraded": True, "byte_count": 1001}, ROOMY, ""),
+        (
+            "full",
+            {"figures": ("1",), "degraded": True, "dtype": "complex64"},
+            ROOMY,
+            "no_statistics",
+        ),
     ],
 )
 def test_figures_in_the_place_of_elements(make_head, saved, head, load, reason):

@@ -75,13 +75,17 @@ class Asked:
         return self.answer
 
 
-def assembler(admit=None, *, known=(), highest_first: int = 1, figures=None) -> Assembler:
+def assembler(
+    admit=None, *, known=(), highest_first: int = 1, figures=None, degrades=None
+) -> Assembler:
     return Assembler(
         "s",
         rank=0,
         net_name="Net",
         highest_first=highest_first,
-        figures=figures,
+        figures=figures or degrades or 0,
+        elements=figures is None,
+        degrades=degrades is not None,
         known=lambda sequence: sequence in known,
         admit=admit or Asked(),
     )
@@ -247,3 +251,93 @@ def test_declarations_survive_the_ledger(frame):
     declared = assembler().feed(frame)
     assert isinstance(declared, Declared)
     assert declaration_again(declared.raw, "s") == declared
+
+
+class TestSlab:
+    def test_elements_beside_the_frame_are_not_copied(self):
+        """A parcel's data is the very memory that the slab's entry has."""
+        memory = memoryview(bytearray(DATA))
+        parcel = assembler().feed(record(1, b""), memory)
+        assert isinstance(parcel, Parcel)
+        assert parcel.data is memory
+
+    def test_pieces_are_copied_at_once(self):
+        """What was copied may be overwritten before the record is whole."""
+        taker, memory = assembler(), memoryview(bytearray(DATA))
+        assert taker.feed(record(1, b""), memory[:8]) is None
+        assert taker.within_record
+        memory[:8] = bytes(8)
+        parcel = taker.feed(chunk(1, 8, b""), memory[8:])
+        assert isinstance(parcel, Parcel)
+        assert bytes(parcel.data) == DATA
+        assert not taker.within_record
+
+    @pytest.mark.parametrize(
+        "pieces",
+        [
+            [(record(1, b""), DATA, "torn")],
+            [(record(1, b""), b"", "torn")],
+            [(record(1, b""), DATA[:8], "torn"), (chunk(1, 8, b""), DATA[8:], "")],
+            [(record(1, b""), DATA[:8], ""), (chunk(1, 8, b""), DATA[8:], "torn")],
+        ],
+    )
+    def test_elements_that_never_came_are_a_drop(self, pieces):
+        """Whichever piece is missing, the record is dropped once, and the next one is taken."""
+        taker = assembler()
+        *open_ones, outcome = [
+            taker.feed(frame, memoryview(data), lost=lost) for frame, data, lost in pieces
+        ]
+        assert open_ones == [None] * (len(pieces) - 1)
+        assert isinstance(outcome, Outcome)
+        assert (outcome.fate, outcome.reason) == (Fate.DROPPED, "torn")
+        assert isinstance(taker.feed(record(2, b""), memoryview(DATA)), Parcel)
+
+    def test_frames_without_elements_lose_nothing(self):
+        """Figures and declarations stand in the frame: it counts though its entry was given up."""
+        taker, nothing = assembler(figures=1), memoryview(b"")
+        assert isinstance(
+            taker.feed(record(1, b"", figures=figures("1")), nothing, lost="torn"), Parcel
+        )
+        assert isinstance(taker.feed(end(2), nothing, lost="torn"), Declared)
+
+    def test_record_whose_rest_never_comes(self):
+        """It is dropped for the first reason there is; a repeated one was accounted for before."""
+        taker = assembler()
+        assert taker.cut_off("torn") is None
+        taker.feed(record(1, b""), memoryview(DATA)[:8])
+        outcome = taker.cut_off("torn")
+        assert isinstance(outcome, Outcome)
+        assert outcome.reason == "torn"
+        refused = assembler(Asked(Verdict(False, "disk_low")))
+        refused.feed(record(1, b""), memoryview(DATA)[:8])
+        outcome = refused.cut_off("torn")
+        assert isinstance(outcome, Outcome)
+        assert outcome.reason == "disk_low"
+        again = assembler(known=(1,))
+        again.feed(record(1, b""), memoryview(DATA)[:8])
+        assert again.cut_off("torn") is None
+
+    def test_elements_stand_in_one_place(self):
+        """A frame of a slab that brings bytes of its own is at fault."""
+        with pytest.raises(ProtocolError, match="data in itself"):
+            assembler().feed(record(1), memoryview(DATA))
+
+
+class TestDegraded:
+    def test_figures_of_a_degraded_record_are_taken(self):
+        """Where the plan's on_full keeps statistics, also beside elements."""
+        parcel = assembler(degrades=1).feed(record(1, b"", figures=figures("1"), degraded=True))
+        assert isinstance(parcel, Parcel)
+        assert parcel.head.degraded
+
+    @pytest.mark.parametrize(
+        ("degrades", "frame"),
+        [
+            (None, record(1, b"", figures=figures(), degraded=True)),
+            (1, record(1, degraded=True)),
+        ],
+    )
+    def test_degraded_without_leave_or_figures(self, degrades, frame):
+        """Not where the plan has another on_full, and never without figures."""
+        with pytest.raises(ProtocolError, match="is degraded"):
+            assembler(degrades=degrades).feed(frame)

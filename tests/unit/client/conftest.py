@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import mmap
 import queue
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,6 +15,7 @@ import pytest
 
 from rankdump.contract.exchange import SessionRequest
 from rankdump.contract.plan import DumpPlan, Output
+from rankdump.contract.slab import SlabReader, format_slab, slab_bytes
 from rankdump.wire.v1 import agent_pb2, agent_pb2_grpc
 
 
@@ -26,12 +30,20 @@ class FakeAgent(agent_pb2_grpc.AgentServiceServicer):
         self.cut_after: float = float("inf")
         self.refusal = ""
         self.wake: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self.slab: FakeSlab | None = None
+        self.doorbells = 0
+        self.cut_now = False
+        self.cut_at_offset: float = float("inf")
+        self._missing = 0
 
     def OpenSession(self, request, context):  # noqa: N802 - gRPC's name
         self.opened.append(request)
         if self.refusal:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, self.refusal)
-        return agent_pb2.OpenSessionResponse(token=b"t", acknowledged_sequence=self.committed)
+        slab = self.slab.place if self.slab and request.wants_slab else None
+        return agent_pb2.OpenSessionResponse(
+            token=b"t", acknowledged_sequence=self.committed, slab=slab
+        )
 
     def Status(self, request, context):  # noqa: N802 - gRPC's name
         raise NotImplementedError
@@ -44,14 +56,105 @@ class FakeAgent(agent_pb2_grpc.AgentServiceServicer):
             if request.WhichOneof("body") == "hello":
                 assert request.hello.token == b"t"
                 continue
-            for frame in request.batch.frames:
-                self.frames.append(frame)
+            if self.cut_now:
+                self.cut_now = False
+                self.frames.clear()  # a test looks at what follows
+                context.abort(grpc.StatusCode.UNAVAILABLE, "cut")
+            if request.WhichOneof("body") == "doorbell":
+                self.doorbells += 1
+                assert self.slab is not None
+                frames = self.slab.take()
+                # What was read of a slab does not come again.
+                self.frames += frames
+            else:
+                frames = request.batch.frames
+            for frame in frames:
+                if not request.HasField("doorbell"):
+                    self.frames.append(frame)
+                if frame.chunk.offset >= self.cut_at_offset:
+                    self.cut_at_offset = float("inf")
+                    self.frames.clear()
+                    context.abort(grpc.StatusCode.UNAVAILABLE, "cut")
                 if frame.sequence > self.cut_after:
                     self.cut_after = float("inf")
                     context.abort(grpc.StatusCode.UNAVAILABLE, "cut")
-                if frame.sequence <= self.acknowledge_up_to:
+                if self._complete(frame) and frame.sequence <= self.acknowledge_up_to:
                     self.committed = max(self.committed, frame.sequence)
+            if self.slab:
+                self.slab.release(self.committed)
             yield agent_pb2.PushResponse(acknowledged_sequence=self.committed)
+
+    def _complete(self, frame: agent_pb2.Frame) -> bool:
+        """Whether nothing of the frame's item follows."""
+        if frame.WhichOneof("body") == "record":
+            expected = 0 if frame.record.HasField("figures") else frame.record.byte_count
+            torn = self.slab is not None and frame.sequence in self.slab.torn
+            self._missing = 0 if torn else expected - len(frame.record.data)
+        elif frame.WhichOneof("body") == "chunk":
+            self._missing -= len(frame.chunk.data)
+        return not self._missing
+
+
+class FakeSlab:
+    """A slab as an agent holds it; `take` gives entries as the stream would bring them."""
+
+    def __init__(self, path: Path, ring_bytes: int) -> None:
+        self.path = path
+        length = slab_bytes(ring_bytes)
+        with path.open("wb") as file:
+            file.truncate(length)
+        with path.open("r+b") as file:
+            self._map = mmap.mmap(file.fileno(), length)
+        memory = memoryview(self._map)
+        format_slab(memory)
+        self.place = agent_pb2.Slab(path=str(path), length=length)
+        self._memory = memory
+        self.begin_anew()
+        self.torn: list[int] = []
+
+    def begin_anew(self) -> None:
+        """Read again from what was released, as an agent that restarted does."""
+        self.reader = SlabReader(self._memory)
+        self._ends: list[tuple[int, int]] = []
+
+    def take(self) -> list[agent_pb2.Frame]:
+        frames = []
+        for entry in self.reader.entries():
+            frame = agent_pb2.Frame.FromString(bytes(entry.frame))
+            if not entry.whole:
+                self.torn.append(frame.sequence)
+            elif frame.WhichOneof("body") == "chunk":
+                frame.chunk.data = bytes(entry.data)
+            elif frame.WhichOneof("body") == "record":
+                frame.record.data = bytes(entry.data)
+            # A piece of a record is copied out at once, so its room is free.
+            cut = frame.WhichOneof("body") == "chunk" or (
+                frame.WhichOneof("body") == "record"
+                and len(frame.record.data) < frame.record.byte_count
+                and not frame.record.HasField("figures")
+            )
+            self._ends.append((0 if cut else frame.sequence, entry.end))
+            frames.append(frame)
+        return frames
+
+    def release(self, committed: int) -> None:
+        end = 0
+        while self._ends and self._ends[0][0] <= committed:
+            end = self._ends.pop(0)[1]
+        if end:
+            self.reader.release(end)
+
+    def locked(self) -> bool:
+        """Whether another process holds the file; asked from a child, for locks are by process."""
+        code = (
+            "import fcntl, sys\n"
+            "with open(sys.argv[1], 'r+b') as file:\n"
+            "    try:\n"
+            "        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)\n"
+            "    except OSError:\n"
+            "        sys.exit(7)\n"
+        )
+        return subprocess.run([sys.executable, "-c", code, str(self.path)]).returncode == 7
 
 
 class Running:

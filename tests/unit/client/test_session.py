@@ -231,7 +231,7 @@ def test_an_agent_that_leaves_and_returns_is_said_once_each(tmp_path, address, c
 
 
 def test_declarations_that_nobody_took_are_counted(tmp_path, address, caplog, monkeypatch):
-    monkeypatch.setattr("rankdump.ship.MAX_WAITING_DECLARATIONS", 2)
+    monkeypatch.setattr("rankdump.ship.items.MAX_WAITING_DECLARATIONS", 2)
     session = rankdump.Session(plan(tmp_path), agent=address)
     for i in range(3):
         session.step(i)
@@ -405,7 +405,7 @@ def test_a_forked_process_neither_sends_nor_waits(running, tmp_path):
 
 def test_our_own_failure_does_not_reach_the_job(running, tmp_path, caplog, monkeypatch):
     session = started(running, tmp_path)
-    monkeypatch.setattr("rankdump.stage.Stage.copy", lambda *_: 1 / 0)
+    monkeypatch.setattr("rankdump.stage.Stage.keep", lambda *_: 1 / 0)
     session.dump("Add", "a", "input", 0, np.ones(1))
     session.close()
     (end,) = ends(running)

@@ -33,8 +33,10 @@ class Watched:
             introduction_of(plan(tmp_path)),
             address,
             on_taken=self.taken.append,
+            on_torn=lambda _head: None,
             on_idle=lambda: None,
             on_link=lambda link, _reason: self.links.append(link),
+            on_stream=lambda _reason: None,
         )
 
 
@@ -106,7 +108,7 @@ def test_an_agent_that_went_away_is_said_once(running: Running, tmp_path, monkey
         watched.ship.submit(staged(b"x", stamp))
         time.sleep(0.002)
     assert len(watched.links) < 12
-    monkeypatch.setattr("rankdump.ship.RETURN_AT_EXIT_S", 0.1)
+    monkeypatch.setattr("rankdump.ship.link.RETURN_AT_EXIT_S", 0.1)
     assert watched.ship.close(60) == 200
 
 
@@ -127,8 +129,10 @@ def test_a_refusal_is_final_and_has_its_reason(running: Running, tmp_path):
         introduction_of(plan(tmp_path)),
         running.address,
         on_taken=lambda _s: None,
+        on_torn=lambda _head: None,
         on_idle=lambda: None,
         on_link=lambda _link, reason: said.append(reason),
+        on_stream=lambda _reason: None,
     )
     ship.start(5)
     assert ship.link is Link.REFUSED
@@ -166,8 +170,10 @@ def test_events_are_handed_over_when_nothing_else_moves(running: Running, tmp_pa
         introduction_of(plan(tmp_path)),
         running.address,
         on_taken=lambda _s: None,
+        on_torn=lambda _head: None,
         on_idle=asked.set,
         on_link=lambda _link, _reason: None,
+        on_stream=lambda _reason: None,
     )
     ship.start(5)
     assert asked.wait(20)

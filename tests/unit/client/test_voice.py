@@ -58,3 +58,15 @@ def test_the_sum_of_what_was_lost(voice, caplog):
     assert said(caplog) == []
     voice.losses({"buffer_full": 3, "sparse": 1}, 2)
     assert said(caplog)[-1] == "4 tensors were not dumped: 3 buffer_full, 1 sparse"
+
+
+def test_what_became_of_shared_memory(voice, caplog):
+    """Its absence is said once, and what is left in it only when there is something."""
+    for reason in ("the agent grants none", "no such file"):
+        voice.no_slab(reason)
+    voice.left_in_slab(0)
+    voice.left_in_slab(3)
+    assert said(caplog) == [
+        "tensors travel on the stream, in pieces: the agent grants none",
+        "3 tensors are left to the agent at unix:/a to write",
+    ]

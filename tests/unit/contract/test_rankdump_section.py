@@ -36,6 +36,7 @@ def test_own_section(tmp_path: Path):
             "buffer_bytes": 4096,
             "durability": "synced",
             "strict": True,
+            "shared_memory": False,
             "file_mode": "0640",
             "folder_mode": "770",
         },
@@ -43,7 +44,7 @@ def test_own_section(tmp_path: Path):
     assert plan.output == Output(
         "/tmp/dump", "LeNet", "mindspore-sync", "ms2.0", "none", 0o640, 0o770
     )
-    assert plan.delivery == Delivery("drop", 2.0, 4096, "synced", True)
+    assert plan.delivery == Delivery("drop", 2.0, 4096, "synced", True, False)
     assert load_own(tmp_path, {}) == load_common(tmp_path)
 
 
@@ -57,12 +58,12 @@ def test_profiles(tmp_path: Path, profile: str):
 OWN_REFUSED: list[tuple[str, tuple[Any, ...], str]] = [
     ("profile", (*NOT_TEXT, "ms2.2", "MS2.3", ""), '"ms2.3", "ms2.4" or "ms2.0"'),
     ("codec", (*NOT_TEXT, "gzip", ""), '"none" or "zstd"'),
-    ("on_full", (*NOT_TEXT, "wait"), '"block" or "drop"'),
-    ("on_full", ("statistic",), '"statistic" is not done by this version'),
+    ("on_full", (*NOT_TEXT, "wait"), '"block", "drop" or "statistic"'),
     ("block_timeout_s", (-1, "3", True, None, 86_401, 10**400), "seconds from 0 to 86400"),
     ("buffer_bytes", (0, -1, 1.5, "1", True, None, 1 << 41), "whole bytes from 1 to"),
     ("durability", (*NOT_TEXT, "maybe"), '"written" or "synced"'),
     ("strict", (0, "no", None), "true or false"),
+    ("shared_memory", (0, "no", None), "true or false"),
     ("file_mode", (0o440, "440x", "0o440", "8888", "", "0040", "07777"), "octal text"),
     ("folder_mode", (0o750, "0600", "0070"), "octal text"),
 ]

@@ -176,3 +176,28 @@ def test_batches(sizes: list[int]):
         assert sum(total[:-1]) < limit
     for total in totals[:-1]:
         assert sum(total) >= limit
+
+
+@given(sequence=uint64, end=st.builds(IterationEnd, uint64, uint64, counts, uint64))
+def test_a_number_and_a_body_are_a_frame(sequence: int, end: IterationEnd):
+    """In a slab a frame is numbered when it has its place: after its body was made."""
+    body = frames.declaration_frame(0, end).SerializeToString()
+    frame = agent_pb2.Frame.FromString(frames.numbered(sequence, body))
+    assert frame == frames.declaration_frame(sequence, end)
+
+
+@pytest.mark.parametrize("size", [0, 1, frames.CHUNK_BYTES, 2 * frames.CHUNK_BYTES + 3])
+def test_a_slab_entry_travels_on_as_frames(size: int):
+    """What was read back of a slab is sent as if it had never been in one."""
+    data = memoryview(bytes(range(251)) * (size // 251 + 1))[:size]
+    key = TensorKey(3, "Net", 0, 0, 1, "T", "a", Side.INPUT, 0)
+    head = RecordHead(key, "uint8", (size,), size)
+    in_slab = agent_pb2.Frame.FromString(frames.numbered(7, frames.record_body(head)))
+    assert not in_slab.record.data
+    assert list(frames.filled_frames(in_slab, data)) == list(frames.record_frames(7, head, data))
+
+
+@pytest.mark.parametrize("offset", [1, 1 << 40])
+def test_a_piece_in_a_slab_says_where_it_belongs(offset: int):
+    frame = agent_pb2.Frame.FromString(frames.numbered(7, frames.chunk_body(offset)))
+    assert (frame.sequence, frame.chunk.offset) == (7, offset)

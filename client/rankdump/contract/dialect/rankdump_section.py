@@ -8,12 +8,12 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping
-from typing import Literal, cast
+from typing import Literal, cast, get_args
 
 from rankdump.contract.dialect.notes import Notes
 from rankdump.contract.dialect.section import Section
 from rankdump.contract.layout.profile import PROFILES
-from rankdump.contract.plan import Delivery, Output
+from rankdump.contract.plan import Delivery, OnFull, Output
 
 SECTION = "rankdump"
 MAX_BLOCK_TIMEOUT_S = 86_400
@@ -27,6 +27,7 @@ _KEYS = (
     "buffer_bytes",
     "durability",
     "strict",
+    "shared_memory",
     "file_mode",
     "folder_mode",
 )
@@ -62,11 +63,10 @@ def _output(section: Section, default: Output) -> Output:
 
 
 def _delivery(section: Section, default: Delivery) -> Delivery:
-    note = '; "statistic" is not done by this version'
-    on_full = section.choice("on_full", ("block", "drop"), default=default.on_full, note=note)
+    on_full = section.choice("on_full", get_args(OnFull), default=default.on_full)
     durability = section.choice("durability", ("written", "synced"), default=default.durability)
     return Delivery(
-        on_full=cast("Literal['block', 'drop']", on_full),
+        on_full=cast("OnFull", on_full),
         block_timeout_s=section.number(
             "block_timeout_s",
             low=0,
@@ -77,6 +77,7 @@ def _delivery(section: Section, default: Delivery) -> Delivery:
         buffer_bytes=_buffer_bytes(section, default.buffer_bytes),
         durability=cast("Literal['written', 'synced']", durability),
         strict=section.flag("strict", default.strict),
+        shared_memory=section.flag("shared_memory", default.shared_memory),
     )
 
 

@@ -11,7 +11,7 @@ from rankdump.contract.selection import Verdict
 from rankdump.wire import convert
 from rankdump.wire.v1 import agent_pb2
 from rankdumpd.agent.receive.declared import declaration_again, declaration_from
-from rankdumpd.agent.receive.head import LIMIT, check_head
+from rankdumpd.agent.receive.head import LIMIT, FigureRules, check_head
 from rankdumpd.agent.values import Declared, Outcome, Parcel, Ticket, dropped
 
 __all__ = ["Assembler", "Received", "declaration_again"]
@@ -43,16 +43,19 @@ class Assembler:
         rank: int,
         net_name: str,
         highest_first: int,
-        figures: int | None,
+        figures: int,
+        elements: bool,
+        degrades: bool,
         known: Callable[[int], bool],
         admit: Callable[[RecordHead], Verdict],
     ) -> None:
         """Expect a first frame of at most `highest_first`; `admit` is asked before allocation.
 
-        `figures` is how many stand in the place of a record's elements, None where none may.
+        `figures` is how many stand in the place of a record's elements. None may where the plan
+        keeps `elements`, unless it `degrades` records for which there is no room.
         """
         self._session_id = session_id
-        self._figures = figures
+        self._rules = FigureRules(figures, elements=elements, degrades=degrades)
         self._rank, self._net_name = rank, net_name
         self._known, self._admit = known, admit
         self._highest_first = highest_first
@@ -64,14 +67,27 @@ class Assembler:
         """Number of the last frame that came; 0 before the first."""
         return self._last
 
-    def feed(self, frame: agent_pb2.Frame) -> Received | None:
-        """Take one frame; return what it completes, None while a record is open or repeated."""
+    @property
+    def within_record(self) -> bool:
+        """Whether chunks of the last record have to come."""
+        return self._open is not None
+
+    def feed(
+        self, frame: agent_pb2.Frame, data: memoryview | None = None, *, lost: str = ""
+    ) -> Received | None:
+        """Take one frame; return what it completes, None while a record is open or repeated.
+
+        Elements come within the frame, or as `data` that stays readable until they are committed.
+        Those that never came are `lost` for that reason.
+        """
         body = frame.WhichOneof("body")
         if body == "chunk":
-            return self._chunk(frame.sequence, frame.chunk)
+            data = _data_of(frame.sequence, frame.chunk.data, data)
+            return self._chunk(frame.sequence, frame.chunk.offset, data, lost)
         self._advance(frame.sequence)
         if body == "record":
-            return self._record(frame.sequence, frame.record)
+            data = _data_of(frame.sequence, frame.record.data, data)
+            return self._record(frame.sequence, frame.record, data, lost)
         declared = declaration_from(frame, self._session_id)
         return None if self._known(frame.sequence) else declared
 
@@ -83,6 +99,14 @@ class Assembler:
                 f"of {self._open.head.data_bytes}"
             )
 
+    def cut_off(self, reason: str) -> Outcome | None:
+        """Return the record that is open as dropped: the rest of it will never come."""
+        record, self._open = self._open, None
+        if record is None or record.repeated:
+            return None
+        ticket = Ticket(self._session_id, record.sequence)
+        return dropped(ticket, record.head, record.reason or reason)
+
     def _advance(self, sequence: int) -> None:
         self.finish()
         if not self._last and not 1 <= sequence <= self._highest_first:
@@ -93,23 +117,26 @@ class Assembler:
             raise ProtocolError(f"frame number {sequence} is over {LIMIT - 1}")
         self._last = sequence
 
-    def _record(self, sequence: int, message: agent_pb2.Record) -> Parcel | Outcome | None:
+    def _record(
+        self, sequence: int, message: agent_pb2.Record, data: memoryview, lost: str
+    ) -> Parcel | Outcome | None:
         head = convert.record_from_wire(message, rank=self._rank, net_name=self._net_name)
-        check_head(sequence, head, len(message.data), figures=self._figures)
+        check_head(sequence, head, len(data), self._rules)
         ticket = Ticket(self._session_id, sequence)
-        whole = len(message.data) == head.data_bytes
+        # A slab's entry that was given up may have lost its data's length with its data.
+        whole = len(data) == head.data_bytes or bool(lost and not data)
         if self._known(sequence):
-            self._open = None if whole else _Open(sequence, head, len(message.data), repeated=True)
+            self._open = None if whole else _Open(sequence, head, len(data), repeated=True)
             return None
-        answer = self._admit(head)
+        answer = Verdict(False, lost) if lost and head.data_bytes else self._admit(head)
         if whole:
             if answer.accepted:
-                return Parcel(ticket, head, memoryview(message.data))
+                return Parcel(ticket, head, data)
             return dropped(ticket, head, answer.reason)
         self._open = _Open(sequence, head, reason=answer.reason)
         if answer.accepted:
             self._allocate(self._open)
-        self._fill(self._open, 0, message.data)
+        self._fill(self._open, 0, data)
         return None
 
     def _allocate(self, record: _Open) -> None:
@@ -118,11 +145,15 @@ class Assembler:
         except MemoryError:
             record.reason = "no_memory"
 
-    def _chunk(self, sequence: int, chunk: agent_pb2.Chunk) -> Parcel | Outcome | None:
+    def _chunk(
+        self, sequence: int, offset: int, data: memoryview, lost: str
+    ) -> Parcel | Outcome | None:
         record = self._open
         if record is None or record.sequence != sequence:
             raise ProtocolError(f"chunk of record {sequence}, which is not open")
-        self._fill(record, chunk.offset, chunk.data)
+        if lost:
+            record.target, record.reason = None, lost
+        self._fill(record, offset, data)
         if record.filled < record.head.data_bytes:
             return None
         self._open = None
@@ -133,7 +164,7 @@ class Assembler:
             return dropped(ticket, record.head, record.reason)
         return Parcel(ticket, record.head, memoryview(record.target))
 
-    def _fill(self, record: _Open, offset: int, data: bytes) -> None:
+    def _fill(self, record: _Open, offset: int, data: memoryview) -> None:
         end = offset + len(data)
         if offset != record.filled or end > record.head.data_bytes:
             raise ProtocolError(
@@ -143,3 +174,11 @@ class Assembler:
         if record.target is not None:
             record.target[offset:end] = data
         record.filled = end
+
+
+def _data_of(sequence: int, within: bytes, beside: memoryview | None) -> memoryview:
+    if beside is None:
+        return memoryview(within)
+    if within:
+        raise ProtocolError(f"frame {sequence} of a slab has {len(within)} bytes of data in itself")
+    return beside

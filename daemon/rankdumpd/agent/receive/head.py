@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import prod
 
 from rankdump.contract.dtypes import ELEMENT_TYPES
@@ -14,8 +15,20 @@ MAX_FIGURES = 64
 MAX_FIGURE_CHARACTERS = 64
 
 
-def check_head(sequence: int, head: RecordHead, first_bytes: int, *, figures: int | None) -> None:
-    """Raise ProtocolError with the number at fault; `figures` as the session's plan has them.
+@dataclass(frozen=True, slots=True)
+class FigureRules:
+    """What a session's plan says of figures that come in the place of elements."""
+
+    due: int
+    """How many there are."""
+    elements: bool
+    """Records bring their elements."""
+    degrades: bool
+    """A record for which there was no room may bring figures all the same."""
+
+
+def check_head(sequence: int, head: RecordHead, first_bytes: int, rules: FigureRules) -> None:
+    """Raise ProtocolError with the number at fault.
 
     Elements in the place of figures are no fault here: a tensor may have none, and one of them
     must not cost the session. `admit` drops it by reason.
@@ -32,13 +45,15 @@ def check_head(sequence: int, head: RecordHead, first_bytes: int, *, figures: in
             f"record {sequence} declares {head.byte_count} bytes for {head.dtype} "
             f"of shape {list(head.shape)}"
         )
+    if head.degraded and (head.figures is None or not rules.degrades):
+        raise ProtocolError(f"record {sequence} is degraded: the plan's on_full allows none such")
     if head.figures is not None:
-        _check_figures(sequence, head.figures, figures)
+        if rules.elements and not head.degraded:
+            raise ProtocolError(f"record {sequence} brings figures: the plan keeps elements")
+        _check_figures(sequence, head.figures, rules.due)
 
 
-def _check_figures(sequence: int, texts: tuple[str, ...], due: int | None) -> None:
-    if due is None:
-        raise ProtocolError(f"record {sequence} brings figures: the plan keeps elements")
+def _check_figures(sequence: int, texts: tuple[str, ...], due: int) -> None:
     if len(texts) != due or due > MAX_FIGURES:
         raise ProtocolError(
             f"record {sequence} with {len(texts)} figures: the plan has {due}, "

@@ -7,7 +7,6 @@ import secrets
 import threading
 from collections import defaultdict
 from collections.abc import Iterable
-from typing import Protocol
 
 from rankdump.contract import selection
 from rankdump.contract.exchange import IterationEnd, SessionEnd, SessionRequest
@@ -19,19 +18,8 @@ from rankdumpd.agent.draw.parts import GraphParts
 from rankdumpd.agent.program import ProgramOrder
 from rankdumpd.agent.progress import Progress
 from rankdumpd.agent.sessions.outlet import outlet_of
+from rankdumpd.agent.sessions.ports import Listener, Ring
 from rankdumpd.agent.values import CountRow, Declared, EndRow, Outcome, SessionRow
-
-
-class Listener(Protocol):
-    """The stream of a session, as far as its session knows it."""
-
-    def acknowledge(self, sequence: int) -> None:
-        """Tell the rank that everything up to this number is accounted for."""
-        ...
-
-    def end(self, reason: str) -> None:
-        """Break the stream off; the rank may come back."""
-        ...
 
 
 class Session:
@@ -58,6 +46,7 @@ class Session:
         self._tallies: dict[int, Tally] = defaultdict(Tally)
         self._troubles: dict[str, None] = {}
         self._listener: Listener | None = None
+        self._ring: Ring | None = None
 
     def restore(
         self,
@@ -109,6 +98,16 @@ class Session:
     def idle(self) -> bool:
         """Whether no stream is connected and no frame under way."""
         return self._listener is None and not self._under_way
+
+    @property
+    def closed(self) -> bool:
+        """Whether it said goodbye, and nothing came after that."""
+        return self._farewell is not None
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing of it is left to be done, as far as this process knows."""
+        return self.idle and self._ring is None and self.status().state is not SessionState.OPEN
 
     def known(self, sequence: int) -> bool:
         """Return whether a frame arrived whole before, committed or not."""
@@ -176,9 +175,17 @@ class Session:
         """Tell the rank how far its frames have taken effect."""
         with self._lock:
             self._acknowledged = self._progress.watermark
-            listener = self._listener
+            listener, ring = self._listener, self._ring
+        # Before the rank hears of it: it looks for room then.
+        if ring:
+            ring.acknowledge(self._acknowledged)
         if listener:
             listener.acknowledge(self._acknowledged)
+
+    def attach(self, ring: Ring | None) -> None:
+        """Let a slab hear of what is acknowledged; None for no slab."""
+        with self._lock:
+            self._ring = ring
 
     def reopen(self, request: SessionRequest) -> None:
         """Let the same rank come back, with a new token."""
@@ -203,6 +210,10 @@ class Session:
             self._listener = None
             self._expected = False
             return True
+
+    def lose(self) -> None:
+        """Note that its process is gone."""
+        self._expected = False
 
     def status(self) -> SessionStatus:
         """Return who this is and how it stands."""

@@ -23,9 +23,13 @@ class Outlet:
     tree: Tree
     writer: Writer
     tables: Tables | None
-    """None when the plan keeps no figures."""
-    figures: int | None
-    """How many figures a record brings in the place of its elements; None when it brings these."""
+    """None when no record ever brings figures, and none are computed."""
+    figures: int
+    """How many figures a record brings when it brings no elements."""
+    elements: bool
+    """Records bring their elements."""
+    degrades: bool
+    """A record for which the rank had no room brings figures all the same."""
     items: tuple[str, ...] | None
     """Figures that are computed here; None when none are."""
     synced: bool
@@ -37,6 +41,8 @@ def outlet_of(request: SessionRequest, plan: DumpPlan) -> Outlet:
     output, content = plan.output, plan.content
     profile = PROFILES[output.profile]
     synced = plan.delivery.durability == "synced"
+    degrades = plan.delivery.on_full == "statistic"
+    tabulated = content.tabulated or degrades
     items = statistic_csv.items_of(content.statistics, profile)
     tree = Tree(
         output.root,
@@ -49,8 +55,10 @@ def outlet_of(request: SessionRequest, plan: DumpPlan) -> Outlet:
         codec=codec_named(output.codec),
         tree=tree,
         writer=Writer(tree, profile=profile, device_target=request.device_target),
-        tables=Tables(tree, statistic_csv.header(items)) if content.tabulated else None,
-        figures=len(items) if content.saved == "statistic" else None,
+        tables=Tables(tree, statistic_csv.header(items)) if tabulated else None,
+        figures=len(items),
+        elements=content.saved != "statistic",
+        degrades=degrades,
         items=items if content.saved == "full" else None,
         synced=synced,
     )

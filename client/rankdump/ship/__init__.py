@@ -1,0 +1,201 @@
+"""Room 4: numbered frames to the agent, through its shared memory or on one stream.
+
+One thread owns the connection. No error leaves it: what cannot be delivered stays where it is
+until the session closes, and is counted then.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+
+import grpc
+
+from rankdump.contract.errors import PermanentError, RankdumpError
+from rankdump.contract.exchange import Declaration, RecordHead, SessionRequest
+from rankdump.ship import link as times
+from rankdump.ship.depot import Depot
+from rankdump.ship.link import Link
+from rankdump.ship.loading import TooLargeError
+from rankdump.ship.outgoing import Outgoing
+from rankdump.ship.way import Way
+from rankdump.values import Placing, Staged, TensorSource
+from rankdump.wire.convert import session_grant_from_wire, session_request_to_wire
+from rankdump.wire.errors import error_of
+from rankdump.wire.v1 import agent_pb2, agent_pb2_grpc
+
+__all__ = ["Link", "Ship"]
+
+logger = logging.getLogger(__name__)
+
+
+class Ship:
+    """Delivers a session's frames in order, at least once; the agent drops repetitions."""
+
+    def __init__(
+        self,
+        request: SessionRequest,
+        address: str,
+        *,
+        on_taken: Callable[[Staged], None],
+        on_torn: Callable[[RecordHead], None],
+        on_idle: Callable[[], None],
+        on_link: Callable[[Link, str], None],
+        on_stream: Callable[[str], None],
+    ) -> None:
+        """`on_torn` hears of a failed copy, `on_stream` why a wanted slab is not used."""
+        self._request, self._address, self._on_link = request, address, on_link
+        self._depot = Depot(on_taken=on_taken, on_torn=on_torn)
+        self._way = Way(self._depot, wanted=request.wants_slab, on_stream=on_stream)
+        self._outgoing = Outgoing(self._depot, on_taken=on_taken, on_idle=on_idle)
+        self._abandoned = False
+        self._call: grpc.Call | None = None
+        self.left_in_slab = 0
+        """Tensors that `close` left to the agent in shared memory."""
+        self._thread = threading.Thread(target=self._run, name="rankdump-ship", daemon=True)
+
+    def start(self, patience_s: float) -> None:
+        """Begin to connect; returns when the first attempt succeeded or failed."""
+        self._thread.start()
+        with self._depot.changed:
+            self._depot.changed.wait_for(lambda: self.link is not Link.CONNECTING, patience_s)
+
+    @property
+    def link(self) -> Link:
+        """How the connection stands."""
+        return self._depot.link
+
+    @property
+    def closing(self) -> bool:
+        """Whether the session is saying goodbye."""
+        return self._outgoing.closing
+
+    @property
+    def busy(self) -> bool:
+        """Whether a tensor waits for the agent to take it."""
+        with self._depot.changed:
+            return self._depot.items.records > 0
+
+    @property
+    def lost_declarations(self) -> int:
+        """Declarations that found no room."""
+        return self._depot.items.lost_declarations
+
+    def idle_s(self) -> float:
+        """Return seconds since the agent last took something, or since nothing was waiting."""
+        return self._depot.idle_s()
+
+    def submit(self, item: Staged | Declaration) -> None:
+        """Put an item at the end of the stream; never blocks."""
+        if not (isinstance(item, Staged) and item.on_its_way):
+            self._depot.submit(item)
+
+    def place(
+        self, head: RecordHead, source: TensorSource, patience_s: Callable[[], float]
+    ) -> Placing:
+        """Copy a tensor straight into shared memory, waiting for room as long as patience lasts."""
+        return self._depot.place(head, source, patience_s)
+
+    def disarm(self) -> None:
+        """Take nothing any more, in a child of the process: without a lock, which may be held."""
+        self._depot.closed = True
+        self._depot.ring = None
+
+    def close(self, patience_s: float) -> int:
+        """Deliver what waits, as long as the agent makes progress; return the tensors lost."""
+        depot, outgoing = self._depot, self._outgoing
+        with depot.changed:
+            outgoing.closing = True
+            depot.renew_patience()
+            outgoing.wake()
+            while depot.items.outstanding and self.link in (Link.UP, Link.AWAY):
+                away = self.link is Link.AWAY
+                allowed_s = min(patience_s, times.RETURN_AT_EXIT_S) if away else patience_s
+                if depot.idle_s() > allowed_s:
+                    break
+                depot.changed.wait(0.1)
+            self._abandoned = depot.closed = True
+            done = not depot.items.outstanding
+            outgoing.end_stream()
+        # A stream that said everything ends by itself; one that hangs is cut.
+        self._thread.join(timeout=2.0 if done else 0.0)
+        if self._call is not None:
+            self._call.cancel()
+        self._thread.join(timeout=2.0)
+        return self._leave()
+
+    def _leave(self) -> int:
+        """Let go of the slab; return the tensors that nobody will write."""
+        depot = self._depot
+        with depot.changed:
+            left, ring, in_slab = depot.items.records, depot.ring, 0
+            if ring is not None:
+                depot.ring = None
+                depot.changed.wait_for(lambda: not ring.copying, 2.0)
+                if self.link in (Link.UP, Link.AWAY):
+                    in_slab = left - depot.items.held_records
+                ring.close()
+        self.left_in_slab = in_slab
+        return left - in_slab
+
+    def _run(self) -> None:
+        wait_s = times.BACKOFF_S[0]
+        while not self._finished():
+            try:
+                with grpc.insecure_channel(self._address, options=times.CHANNEL_OPTIONS) as channel:
+                    self._connect(agent_pb2_grpc.AgentServiceStub(channel))
+                wait_s = times.BACKOFF_S[0]
+            except (grpc.RpcError, RankdumpError) as failure:
+                error = error_of(failure) if isinstance(failure, grpc.RpcError) else failure
+                if isinstance(error, PermanentError):
+                    self._set_link(Link.REFUSED, str(error))
+                    return
+                known = self.link in (Link.UP, Link.AWAY)
+                self._set_link(Link.AWAY if known else Link.ABSENT, str(error))
+            except Exception as error:  # the one place where this thread may not die unheard
+                logger.exception("rankdump: the sender stopped")
+                self._set_link(Link.REFUSED, f"internal error: {error}")
+                return
+            with self._depot.changed:
+                # Only the end cuts the pause short: new items must not turn it into a storm.
+                self._depot.changed.wait_for(self._finished, wait_s)
+            wait_s = min(2 * wait_s, times.BACKOFF_S[1])
+
+    def _finished(self) -> bool:
+        gone = self._abandoned or self.link in (Link.ABSENT, Link.REFUSED)
+        return self.closing and (gone or not self._depot.items.outstanding)
+
+    def _connect(self, stub: agent_pb2_grpc.AgentServiceStub) -> None:
+        """Open or resume the session, then push until the stream ends."""
+        request = session_request_to_wire(self._request)
+        grant = session_grant_from_wire(stub.OpenSession(request, timeout=times.OPEN_TIMEOUT_S))
+        stream = self._outgoing.begin_stream()
+        self._depot.acknowledge(grant.acknowledged)
+        self._way.choose(grant)
+        self._set_link(Link.UP, grant.excluded)
+        hello = agent_pb2.Hello(session_id=self._request.session_id, token=grant.token)
+        responses = stub.Push(self._requests(hello, stream))
+        with self._depot.changed:
+            self._call = responses
+        try:
+            for response in responses:
+                self._depot.acknowledge(response.acknowledged_sequence)
+                if response.draining:
+                    self._outgoing.end_stream()
+        finally:
+            self._outgoing.end_stream()
+        self._set_link(Link.AWAY, "the agent ended the stream")
+
+    def _requests(self, hello: agent_pb2.Hello, stream: int) -> Iterator[agent_pb2.PushRequest]:
+        yield agent_pb2.PushRequest(hello=hello)
+        try:
+            yield from self._outgoing.requests(stream)
+        except TooLargeError as error:
+            # The stream ends here, and the next one does without the slab.
+            self._way.avoid_slabs(str(error))
+
+    def _set_link(self, link: Link, reason: str) -> None:
+        # While nothing connects, every attempt tells its reason; the listener says it once.
+        self._depot.set_link(link)
+        self._on_link(link, reason)

@@ -1,0 +1,112 @@
+"""What one connection says after its hello: doorbells for the slab, or the frames themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from rankdump.ship.bell import BATCH_ENTRIES
+from rankdump.ship.depot import ROOM_POLL_S, Depot
+from rankdump.ship.items import Carried, Numbered
+from rankdump.ship.loading import Loader
+from rankdump.ship.ring import Ring
+from rankdump.values import Staged
+from rankdump.wire.frames import batches, declaration_frame, filled_frames, record_frames
+from rankdump.wire.v1 import agent_pb2
+
+IDLE_S = 0.5
+_DAMAGED = agent_pb2.KernelArguments()
+
+
+class Outgoing:
+    """The requests of the present stream; one that was replaced ends itself."""
+
+    def __init__(
+        self, depot: Depot, *, on_taken: Callable[[Staged], None], on_idle: Callable[[], None]
+    ) -> None:
+        self._depot = depot
+        self._loader = Loader(depot, on_taken)
+        self._on_idle = on_idle
+        self._stream = 0
+        self.closing = False
+        """Whether a stream ends when nothing waits any more."""
+
+    def begin_stream(self) -> int:
+        """Return the number of a new stream; an earlier one is over."""
+        with self._depot.changed:
+            self.end_stream()
+            return self._stream
+
+    def end_stream(self) -> None:
+        """Let the present stream say nothing more."""
+        with self._depot.changed:
+            self._stream += 1
+            self.wake()
+
+    def wake(self) -> None:
+        """Let everybody look again; under the lock."""
+        self._depot.changed.notify_all()
+        self._depot.bell.strike()
+
+    def requests(self, stream: int) -> Iterator[agent_pb2.PushRequest]:
+        """Yield what is to be said, as it comes, until this stream is no longer the present one."""
+        ring = self._depot.ring
+        if ring is None:
+            while (some := self._next(stream)) is not None:
+                yield from batches(frame for each in some for frame in frames_of(each))
+            return
+        rung = 0
+        while (written := self._next_doorbell(stream, ring, rung)) is not None:
+            rung = written
+            yield agent_pb2.PushRequest(doorbell=agent_pb2.Doorbell(written=written))
+
+    def _next(self, stream: int) -> list[Numbered] | None:
+        """Wait for items that go over the stream; None when it has nothing more to say."""
+        while True:
+            with self._depot.changed:
+                if self._stream != stream:
+                    return None
+                # A few at a time, so that a long backlog does not hold the lock.
+                some = self._depot.some()
+                if some or self.closing:
+                    return some or None
+                woken = self._depot.bell.wait(IDLE_S)
+            if not woken:
+                self._on_idle()
+
+    def _next_doorbell(self, stream: int, ring: Ring, rung: int) -> int | None:
+        """Wait for entries of the slab; None when there are none to come."""
+        depot = self._depot
+        while True:
+            self._load(stream, ring)
+            with depot.changed:
+                if self._stream != stream or depot.ring is not ring:
+                    return None
+                if ring.written != rung:
+                    if not self.closing:
+                        depot.bell.gather()
+                    return ring.written
+                unsent = depot.items.unsent
+                if self.closing and not unsent:
+                    return None
+                woken = depot.bell.wait(ROOM_POLL_S if unsent else IDLE_S)
+            if not (woken or unsent):
+                self._on_idle()
+
+    def _load(self, stream: int, ring: Ring) -> None:
+        for _ in range(BATCH_ENTRIES):
+            if self._stream != stream or not self._loader.load(ring):
+                return
+
+
+def frames_of(each: Numbered) -> Iterator[agent_pb2.Frame]:
+    """Yield an item as it goes over the stream."""
+    item = each.item
+    if isinstance(item, Staged):
+        return record_frames(each.sequence, item.head, item.data)
+    if not isinstance(item, Carried):
+        return iter((declaration_frame(each.sequence, item),))
+    if item.whole:
+        return filled_frames(item.frame, item.data)
+    # The stream has no word for a record without its bytes; its number must not be missing.
+    blank = agent_pb2.Frame(sequence=each.sequence, kernel_arguments=_DAMAGED)
+    return iter((blank,))

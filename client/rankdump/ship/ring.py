@@ -1,0 +1,98 @@
+"""A slab as the sender uses it: numbered entries, pieces of large records, and what is left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rankdump.contract.exchange import SlabPlace
+from rankdump.contract.slab import Reservation, SlabReader, SlabWriter
+from rankdump.ship.items import Carried, Numbered
+from rankdump.ship.mapping import Mapping
+from rankdump.wire.v1 import agent_pb2
+
+PIECE_BYTES = 1 << 20
+_NUMBER_BYTES = 11
+"""What a frame's number adds to it at most."""
+
+
+class Ring:
+    """One slab of a session, from its grant until it is given up."""
+
+    def __init__(self, place: SlabPlace) -> None:
+        """Map the place; OSError or DamagedError when it is no slab that can be written."""
+        self._mapping = Mapping(place)
+        try:
+            self._writer = SlabWriter(self._mapping.memory)
+        except BaseException:
+            self._mapping.close()
+            raise
+        self._cut_from: dict[int, int] = {}
+        self.copying = 0
+        """Entries that are being filled; the owner counts them under its lock."""
+
+    @property
+    def written(self) -> int:
+        """Position behind the last published entry."""
+        return self._writer.written
+
+    @property
+    def released(self) -> int:
+        """Position before which the agent needs nothing any more."""
+        return self._writer.released
+
+    @property
+    def piece_bytes(self) -> int:
+        """Bytes of one piece of a record that is cut."""
+        return min(PIECE_BYTES, self._writer.ring_bytes // 8)
+
+    @property
+    def identity(self) -> tuple[int, int]:
+        """Which file it is, by device and inode."""
+        return self._mapping.identity
+
+    def is_at(self, place: SlabPlace) -> bool:
+        """Return whether the place is still this very slab."""
+        return self._mapping.is_at(place)
+
+    def fits(self, body_bytes: int, data_bytes: int) -> bool:
+        """Return whether a frame without its number and its data can ever go in as one entry."""
+        return self._writer.fits(body_bytes + _NUMBER_BYTES, data_bytes)
+
+    def reserve(self, frame: bytes, data_bytes: int) -> Reservation | None:
+        """Take room for a numbered frame; None when there is none now."""
+        return self._writer.reserve(frame, data_bytes)
+
+    def publish(self, room: Reservation, *, whole: bool) -> None:
+        """Publish an entry, with its data or without."""
+        if whole:
+            self._writer.commit(room)
+        else:
+            self._writer.abandon(room)
+
+    def cut(self, sequence: int, first: Reservation) -> None:
+        """Note that a record enters in pieces, which the agent releases one by one."""
+        released = self._writer.released
+        ahead = (first.offset - released) % self._writer.ring_bytes
+        self._cut_from.setdefault(sequence, released + ahead)
+
+    def broken_for(self, acknowledged: int) -> bool:
+        """Return whether an agent that begins anew would miss the beginning of a cut record."""
+        self._cut_from = {k: at for k, at in self._cut_from.items() if k > acknowledged}
+        return any(self._writer.released > at for at in self._cut_from.values())
+
+    def rest(self, acknowledged: int) -> Iterator[Numbered]:
+        """Yield what the agent has not accounted for, but for records that were cut.
+
+        Nothing may be written any more. The data stays where it is.
+        """
+        for entry in SlabReader(self._mapping.memory).entries():
+            frame = agent_pb2.Frame.FromString(bytes(entry.frame))
+            if frame.sequence > acknowledged and frame.sequence not in self._cut_from:
+                body = frame.WhichOneof("body")
+                yield Numbered(
+                    frame.sequence, Carried(frame, entry.data, entry.whole, body == "record")
+                )
+
+    def close(self) -> None:
+        """Let the agent know that nothing more comes."""
+        self._mapping.close()

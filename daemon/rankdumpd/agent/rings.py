@@ -1,0 +1,197 @@
+"""The slabs of all sessions: granted, found after a restart, read to the end when a rank dies."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from rankdump.contract.errors import ExhaustedError, RankdumpError, UnavailableError
+from rankdump.contract.exchange import SlabPlace
+from rankdumpd.agent.intake import Intake
+from rankdumpd.agent.ring import Ring
+from rankdumpd.agent.sessions import Session
+from rankdumpd.agent.slabs import Slabs
+from rankdumpd.agent.slabs.file import Slab
+
+TICK_S = 0.25
+GRACE_S = 30.0
+"""Time a rank has to lock a slab it was granted."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Held:
+    """A session with its slab."""
+
+    session: Session
+    ring: Ring
+    since_s: float
+    mapped: bool = False
+    """Whether a rank was ever seen to use it."""
+    read: bool = False
+    """Whether all that a rank that is gone left was taken in."""
+
+
+class Rings:
+    """One ring at most for each session; a thread looks after those whose rank is away."""
+
+    def __init__(
+        self,
+        slabs: Slabs,
+        *,
+        intake: Callable[[Session], Intake],
+        live_sessions: Callable[[], int],
+        changed: Callable[[Session], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._slabs, self._intake = slabs, intake
+        self._live_sessions, self._changed = live_sessions, changed
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._held: dict[str, _Held] = {}
+        self._stopping = threading.Event()
+        self._ticking = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def of(self, session: Session) -> Ring | None:
+        """Return a session's ring."""
+        held = self._held.get(session.request.session_id)
+        return held.ring if held else None
+
+    def grant(self, session: Session) -> SlabPlace | None:
+        """Return the slab that a session can go on with, or a new one; None when it has to do
+        without.
+        """
+        request = session.request
+        held = self._held.get(request.session_id)
+        if held and request.wants_slab and held.ring.may_go_on:
+            return held.ring.slab.place
+        if held:
+            self._drop(held)
+        if not request.wants_slab or not self._slabs.offered:
+            return None
+        try:
+            slab = self._slabs.make(
+                request.session_id,
+                wanted_bytes=session.plan.delivery.buffer_bytes,
+                sessions=self._live_sessions() + 1,
+            )
+        except ExhaustedError as error:
+            session.trouble(f"rank {request.rank}: its frames travel on the stream: {error}")
+            return None
+        self._hold(session, slab)
+        return slab.place
+
+    def take_up(self, sessions: Iterable[Session]) -> None:
+        """Find the slabs that an earlier process left to these sessions."""
+        for session in sessions:
+            slab = None
+            try:
+                slab = self._slabs.find(session.request.session_id)
+                if slab:
+                    self._hold(session, slab)
+            except RankdumpError as error:
+                _lament(session, error)
+                if slab:
+                    self._slabs.remove(session.request.session_id, slab)
+
+    def not_used(self, session: Session) -> None:
+        """Take back a slab that a rank got and, as its frames on the stream show, cannot map."""
+        held = self._held.get(session.request.session_id)
+        if held and not held.ring.slab.in_use():
+            self._drop(held)
+
+    def start(self) -> None:
+        """Begin to look after them."""
+        self._thread = threading.Thread(target=self._run, name="rankdumpd-rings")
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread; may be repeated."""
+        self._stopping.set()
+        if self._thread:
+            self._thread.join()
+            self._thread = None
+
+    def left(self, session: Session) -> None:
+        """Take away the slab of a session whose stream is over, if it said goodbye."""
+        held = self._held.get(session.request.session_id)
+        if held and session.closed and session.idle:
+            self._drop(held)
+
+    def close(self) -> None:
+        """Leave to the next process what may still be needed."""
+        for held in list(self._held.values()):
+            self.left(held.session)
+            held.ring.slab.close()
+        self._slabs.leave()
+
+    def look(self) -> None:
+        """Read what ranks that are gone left, and take away what is not needed any more."""
+        with self._ticking:
+            for held in list(self._held.values()):
+                try:
+                    self._look_at(held)
+                except UnavailableError:
+                    return
+                except Exception:
+                    _log.exception("slab of session %s", held.session.request.session_id)
+
+    def _run(self) -> None:
+        while not self._stopping.wait(TICK_S):
+            self.look()
+
+    def _look_at(self, held: _Held) -> None:
+        session = held.session
+        if self._held.get(session.request.session_id) is not held:
+            return
+        in_use = held.ring.slab.in_use()
+        held.mapped = held.mapped or in_use or held.ring.begun
+        if session.live:
+            return
+        if not held.read and not session.closed and not in_use and self._was_used(held):
+            self._read_remains(held)
+        if session.idle and (held.read or session.closed):
+            self._drop(held)
+
+    def _was_used(self, held: _Held) -> bool:
+        return held.mapped or self._clock() - held.since_s > GRACE_S
+
+    def _read_remains(self, held: _Held) -> None:
+        session = held.session
+        _log.info("rank %d is gone: reading the rest of its slab", session.request.rank)
+        try:
+            held.ring.read_remains()
+        except UnavailableError:
+            raise
+        except RankdumpError as error:
+            _lament(session, error)
+        held.read = True
+        session.lose()
+        self._changed(session)
+
+    def _hold(self, session: Session, slab: Slab) -> None:
+        ring = Ring(slab, self._intake(session), acknowledged=session.acknowledged)
+        with self._lock:
+            self._held[session.request.session_id] = _Held(session, ring, self._clock())
+        session.attach(ring)
+
+    def _drop(self, held: _Held) -> None:
+        session_id = held.session.request.session_id
+        with self._lock:
+            if self._held.get(session_id) is not held:
+                return
+            del self._held[session_id]
+        held.session.attach(None)
+        held.ring.give_up()
+        self._slabs.remove(session_id, held.ring.slab)
+
+
+def _lament(session: Session, error: RankdumpError) -> None:
+    sentence = f"rank {session.request.rank}: what it left in its slab is lost: {error}"
+    _log.warning(sentence)
+    session.trouble(sentence)

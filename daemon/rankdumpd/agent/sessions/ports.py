@@ -1,0 +1,25 @@
+"""What a session tells of its progress, and to whom."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class Listener(Protocol):
+    """The stream of a session, as far as its session knows it."""
+
+    def acknowledge(self, sequence: int) -> None:
+        """Tell the rank that everything up to this number is accounted for."""
+        ...
+
+    def end(self, reason: str) -> None:
+        """Break the stream off; the rank may come back."""
+        ...
+
+
+class Ring(Protocol):
+    """The slab of a session, as far as its session knows it."""
+
+    def acknowledge(self, sequence: int) -> None:
+        """Release what is safe now that everything up to this number is."""
+        ...

@@ -1,0 +1,144 @@
+"""The slab files of one agent, within its share of memory; knows neither sessions nor frames."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Collection
+from pathlib import Path
+
+from rankdump.contract.errors import DamagedError, ExhaustedError
+from rankdump.contract.slab import slab_bytes
+from rankdumpd.agent.slabs.cap import Cap
+from rankdumpd.agent.slabs.file import Slab, find_slab, make_slab
+
+_FOLDER_MODE = 0o750
+_SUFFIX = ".slab"
+
+_log = logging.getLogger(__name__)
+
+
+class Slabs:
+    """Makes slabs and takes them away; safe to use from several threads."""
+
+    def __init__(self, folder: Path | None, *, group: int, ring_bytes: int, cap: Cap) -> None:
+        """Make none without a folder, or with rings of no bytes."""
+        self._folder = folder if ring_bytes else None
+        self._group, self._ring_bytes, self._cap = group, ring_bytes, cap
+        self._lock = threading.Lock()
+        self._held: dict[str, int] = {}
+        self._said: set[str] = set()
+
+    @property
+    def offered(self) -> bool:
+        """Whether this agent makes slabs at all."""
+        return self._folder is not None
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of all slabs."""
+        with self._lock:
+            return sum(self._held.values())
+
+    def make(self, session_id: str, *, wanted_bytes: int, sessions: int) -> Slab:
+        """Make a session's slab, in the place of an earlier one; ExhaustedError says why not."""
+        path = self._path(session_id)
+        length = slab_bytes(min(wanted_bytes, self._ring_bytes))
+        with self._lock:
+            others = sum(self._held.values()) - self._held.get(session_id, 0)
+            fault = self._cap.slab_fault(length, slab_bytes=others, sessions=sessions)
+            if fault:
+                raise self._none("full", fault)
+            self._held[session_id] = length
+        try:
+            self._make_folder(path.parent)
+            return make_slab(path, length, group=self._group)
+        except OSError as error:
+            self._forget(session_id)
+            why = f"no slab of {length} bytes in {path.parent}: {error}"
+            raise self._none("folder", why) from None
+
+    def find(self, session_id: str) -> Slab | None:
+        """Return the slab that an earlier process left to a session; DamagedError if it is none."""
+        if self._folder is None:
+            return None
+        path = self._path(session_id)
+        try:
+            slab = find_slab(path)
+        except (OSError, ValueError) as error:
+            _take_away(path)
+            raise DamagedError(f"slab {path} cannot be mapped: {error}") from None
+        if slab is not None:
+            with self._lock:
+                self._held[session_id] = slab.length
+        return slab
+
+    def remove(self, session_id: str, slab: Slab) -> None:
+        """Take a slab away."""
+        slab.remove()
+        self._forget(session_id)
+
+    def remove_strays(self, needed: Collection[str]) -> None:
+        """Take away what earlier processes left and no session and no process needs."""
+        if self._folder is None or not self._folder.is_dir():
+            return
+        for path in self._folder.glob(f"*{_SUFFIX}"):
+            if path.name.removesuffix(_SUFFIX) not in needed and not _in_use(path):
+                _log.info("removing %s, which no session needs", path)
+                _take_away(path)
+
+    def leave(self) -> None:
+        """Take the folder away if nothing is left in it."""
+        if self._folder is not None and not self.held_bytes:
+            try:
+                self._folder.rmdir()
+            except OSError:
+                # Not there, or not empty: whatever stands there is not ours to remove.
+                return
+
+    def _path(self, session_id: str) -> Path:
+        if self._folder is None:
+            raise ExhaustedError("this agent makes no slabs")
+        return self._folder / f"{session_id}{_SUFFIX}"
+
+    def _make_folder(self, folder: Path) -> None:
+        if not folder.is_dir():
+            folder.mkdir(parents=True, mode=_FOLDER_MODE)
+            os.chown(folder, -1, self._group)
+            folder.chmod(_FOLDER_MODE)
+        owner = folder.lstat().st_uid
+        if owner not in (0, os.geteuid()):
+            raise PermissionError(f"{folder} belongs to user {owner}")
+
+    def _forget(self, session_id: str) -> None:
+        with self._lock:
+            self._held.pop(session_id, None)
+
+    def _none(self, kind: str, why: str) -> ExhaustedError:
+        # Every session hears of it; the log once.
+        if kind not in self._said:
+            self._said.add(kind)
+            _log.warning("frames of some ranks travel on their streams: %s", why)
+        return ExhaustedError(why)
+
+
+def _take_away(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        # It costs memory, but keeps nobody from working.
+        _log.warning("%s cannot be removed: %s", path, error)
+
+
+def _in_use(path: Path) -> bool:
+    try:
+        slab = find_slab(path)
+    except (OSError, ValueError):
+        return False
+    if slab is None:
+        return False
+    try:
+        return slab.in_use()
+    finally:
+        slab.close()

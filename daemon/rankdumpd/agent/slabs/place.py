@@ -1,0 +1,71 @@
+"""Where slabs can stand, and how much memory there is: looks at the machine, changes nothing."""
+
+from __future__ import annotations
+
+import grp
+import logging
+import os
+import re
+from pathlib import Path
+
+from rankdump.contract.errors import ConfigError
+
+_IN_MEMORY = ("tmpfs", "ramfs")
+_MOUNTS = Path("/proc/self/mountinfo")
+_CGROUP = Path("/proc/self/cgroup")
+
+_log = logging.getLogger(__name__)
+
+
+def folder_for(runtime_dir: str, socket: Path | None) -> Path | None:
+    """Return the folder of an agent's slabs; None when it listens on no socket of this host.
+
+    Without a setting it stands beside the socket: one bind mount shows a container both.
+    """
+    if socket is None:
+        return None
+    folder = Path(runtime_dir) if runtime_dir else socket.parent
+    if not in_memory(folder, _MOUNTS.read_text()):
+        _log.warning(
+            "shared memory in %s will be written to a disk: agent.runtime_dir may name a folder "
+            "on tmpfs",
+            folder,
+        )
+    return folder / "slabs"
+
+
+def in_memory(folder: Path, mounts: str) -> bool:
+    """Return whether a folder stands on a file system without a disk, given mountinfo's text."""
+    kind, longest = "", -1
+    for line in mounts.splitlines():
+        left, _, right = line.partition(" - ")
+        point = Path(_unescaped(left.split(" ")[4]))
+        # A later mount at the same point hides the earlier one.
+        if folder.resolve().is_relative_to(point) and len(point.parts) >= longest:
+            kind, longest = right.split(" ")[0], len(point.parts)
+    return kind in _IN_MEMORY
+
+
+def group_of(name: str) -> int:
+    """Return a group's number, -1 for none; ConfigError when there is no such group."""
+    if not name:
+        return -1
+    try:
+        return grp.getgrnam(name).gr_gid
+    except KeyError:
+        raise ConfigError("settings", "agent.runtime_group", name, "a group of this host") from None
+
+
+def machine_bytes() -> int:
+    """Return the memory this process may use: the machine's, or its control group's if less."""
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        group = _CGROUP.read_text().strip().rpartition("::/")[2]
+        limit = (Path("/sys/fs/cgroup") / group / "memory.max").read_text().strip()
+    except OSError:
+        return total
+    return min(total, int(limit)) if limit.isdecimal() else total
+
+
+def _unescaped(text: str) -> str:
+    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), text)

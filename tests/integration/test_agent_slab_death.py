@@ -1,0 +1,182 @@
+"""What stands in a slab when its rank is killed, when the agent restarts, and when both happen."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+from suites import slab_side
+from suites.slab_rooms import MIB, SMALL, arrays_of, counts, manifest_of, wait_until
+
+from rankdump.contract.status import SessionState
+from rankdump.wire.v1 import agent_pb2
+
+ARRAYS = [np.full(1000 + n, n, np.float32) for n in range(50)]
+
+
+class Child:
+    """A process that stages entries in a slab, and holds its lock for as long as it lives."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._process: subprocess.Popen[str] | None = None
+        self._staged = 0
+        folder.mkdir()
+
+    def stage(self, frame: agent_pb2.Frame, data: bytes = b"", *, torn: bool = False) -> None:
+        """Add an entry to what it will stage."""
+        path = self.folder / f"{self._staged:06}.frame"
+        self._staged += 1
+        path.write_bytes(frame.SerializeToString())
+        if torn:
+            path.with_suffix(".torn").write_text(str(len(data)))
+        else:
+            path.with_suffix(".data").write_bytes(data)
+
+    def start(self, place: agent_pb2.Slab) -> None:
+        """Return as soon as everything is staged."""
+        command = [sys.executable, slab_side.__file__, place.path, str(place.length)]
+        self._process = subprocess.Popen(
+            [*command, str(self.folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == "staged\n"
+
+    def kill(self) -> None:
+        """Kill it without a chance to tidy up; may be repeated."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            for end in (self._process.stdin, self._process.stdout):
+                assert end is not None
+                end.close()
+            self._process = None
+
+
+@pytest.fixture
+def child(short_dir: Path) -> Iterator[Child]:
+    child = Child(short_dir / "staged")
+    yield child
+    child.kill()
+
+
+@pytest.fixture
+def agent(make_agent, short_dir):
+    return make_agent(runtime_dir=str(short_dir), slab_bytes=MIB)
+
+
+@pytest.fixture
+def rank(agent, make_rank):
+    return make_rank(agent.address, wants_slab=True, codec="none", delivery=SMALL)
+
+
+def state_of(agent) -> SessionState:
+    return agent.agent.view().sessions[0].state
+
+
+def test_killed_right_after_staging_loses_nothing(agent, rank, child, frames, short_dir):
+    """Every record that a rank staged is in the tree, though it rang no bell and had no stream."""
+    for number, array in enumerate(ARRAYS, 1):
+        child.stage(frames.record(number, array, first_bytes=0), array.tobytes())
+    child.stage(frames.end(51, 0, 50))
+    child.start(rank.open().slab)
+    child.kill()
+    wait_until(lambda: not list((short_dir / "slabs").iterdir()))
+    assert arrays_of(rank.root) == [array.tobytes() for array in ARRAYS]
+    assert manifest_of(rank.root).status.balanced
+    assert counts(rank) == {"stored": 50, "degraded": 0, "expected": 50}
+    assert state_of(agent) is SessionState.LOST
+
+
+def test_killed_within_a_copy_and_within_a_record(agent, rank, child, frames):
+    """What was begun is a counted drop; what stands before and behind it is in the tree."""
+    array = ARRAYS[0]
+    head = [frames.record(number, array, first_bytes=0) for number in range(5)]
+    child.stage(head[1], array.tobytes())
+    child.stage(head[2], array.tobytes(), torn=True)
+    child.stage(head[3], array.tobytes())
+    child.stage(head[4], array.tobytes()[:1000])
+    place = rank.open().slab
+    child.start(place)
+    stream = rank.push().ring(0)
+    stream.wait_acknowledged(1)
+    # Its stream ends with it, as far as the agent can see; the lock says that it lives.
+    stream.cut()
+    wait_until(lambda: state_of(agent) is SessionState.LOST)
+    assert Path(place.path).exists()
+    child.kill()
+    wait_until(lambda: not Path(place.path).exists())
+    assert counts(rank) == {"stored": 2, "degraded": 0, "expected": 0, "torn": 2}
+    assert rank.drain().drained
+    assert arrays_of(rank.root) == [array.tobytes()] * 2
+
+
+def test_goodbye_in_what_remains_closes_the_session(agent, rank, child, frames):
+    """A rank that is killed after its last words has said them."""
+    child.stage(frames.goodbye(1))
+    child.start(rank.open().slab)
+    child.kill()
+    wait_until(lambda: state_of(agent) is SessionState.CLOSED)
+
+
+def test_damaged_remains_are_said(agent, rank, child, frames, short_dir):
+    """What cannot be read is a finding; what stands before it is in the tree."""
+    child.stage(frames.record(1, ARRAYS[0], first_bytes=0), ARRAYS[0].tobytes())
+    child.stage(frames.record(7, ARRAYS[0], first_bytes=0), ARRAYS[0].tobytes())
+    child.start(rank.open().slab)
+    child.kill()
+    wait_until(lambda: not list((short_dir / "slabs").iterdir()))
+    assert arrays_of(rank.root) == [ARRAYS[0].tobytes()]
+    assert any("frame 7 after 1" in finding for finding in rank.status().findings)
+
+
+def test_restarted_agent_goes_on_in_the_same_slab(agent, rank, child, frames):
+    """What the rank staged while no agent was there is in the tree, and nothing twice."""
+    for number, array in enumerate(ARRAYS, 1):
+        child.stage(frames.record(number, array, first_bytes=0), array.tobytes())
+    child.stage(frames.end(51, 0, 50))
+    child.stage(frames.goodbye(52))
+    place = rank.open().slab
+    inode = Path(place.path).stat().st_ino
+    child.start(place)
+    agent.restart()
+    place = rank.open().slab
+    assert Path(place.path).stat().st_ino == inode
+    stream = rank.push().ring(0)
+    stream.wait_acknowledged(52)
+    assert stream.finish() is grpc.StatusCode.OK
+    assert arrays_of(rank.root) == [array.tobytes() for array in ARRAYS]
+    assert manifest_of(rank.root).status.stored == 50
+
+
+def test_rank_that_died_while_no_agent_was_there(agent, rank, child, frames, short_dir):
+    """The next agent finds its slab by the ledger and reads it to the end."""
+    for number, array in enumerate(ARRAYS, 1):
+        child.stage(frames.record(number, array, first_bytes=0), array.tobytes())
+    child.start(rank.open().slab)
+    agent.stop()
+    child.kill()
+    agent.start()
+    wait_until(lambda: not list((short_dir / "slabs").iterdir()))
+    assert arrays_of(rank.root) == [array.tobytes() for array in ARRAYS]
+
+
+@pytest.mark.parametrize("damage", [bytes(100), b""])
+def test_slab_that_is_none_does_not_keep_the_agent(agent, rank, damage):
+    """A file that was truncated while no agent was there is a finding, and is taken away."""
+    path = Path(rank.open().slab.path)
+    agent.stop()
+    path.write_bytes(damage)
+    agent.start()
+    assert not path.exists()
+    (finding,) = rank.status().findings
+    assert "what it left in its slab is lost" in finding
+    assert rank.open().HasField("slab")

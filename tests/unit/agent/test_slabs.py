@@ -1,0 +1,178 @@
+"""Shares of memory, the order of releases, and where slabs stand."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+from pathlib import Path
+
+import pytest
+
+from rankdump.contract.errors import ConfigError, DamagedError, ExhaustedError
+from rankdump.contract.slab import MIN_RING_BYTES, SlabReader, slab_bytes
+from rankdumpd.agent.slabs import Slabs
+from rankdumpd.agent.slabs.cap import SESSION_BYTES, Cap, share_out
+from rankdumpd.agent.slabs.file import make_slab
+from rankdumpd.agent.slabs.place import folder_for, group_of, in_memory, machine_bytes
+from rankdumpd.agent.slabs.releases import Releases
+
+GIB = 1 << 30
+ROOMY = Cap(GIB, 0, GIB)
+
+
+class TestReleases:
+    def test_only_the_prefix_is_released(self):
+        """What stands behind an entry that is still needed waits for it, copied or not."""
+        releases = Releases(0)
+        for sequence, copied in [(1, False), (2, True), (3, False), (4, False)]:
+            releases.add(sequence, sequence * 100, copied=copied)
+        assert releases.pop() == 0
+        releases.acknowledge(1)
+        assert releases.pop() == 200
+        assert releases.pop() == 0
+        releases.acknowledge(4)
+        assert releases.pop() == 400
+
+    def test_what_was_safe_before_it_was_read(self):
+        """A frame that is sent again needs no second acknowledgement, and no number goes back."""
+        releases = Releases(7)
+        releases.acknowledge(5)
+        releases.add(7, 64, copied=False)
+        assert releases.pop() == 64
+
+
+class TestCap:
+    @pytest.mark.parametrize(
+        ("memory", "machine", "queue", "record", "expected"),
+        [
+            (0, 8 * GIB, GIB, 16 * GIB, Cap(4 * GIB, 2 * GIB, 2 * GIB)),
+            (0, 8 * GIB, GIB, GIB // 2, Cap(4 * GIB, GIB, GIB // 2)),
+            (0, GIB, GIB, GIB, Cap(GIB + 16 * SESSION_BYTES, GIB, GIB)),
+            (3 * GIB, 8 * GIB, GIB, 16 * GIB, Cap(3 * GIB, 3 * GIB // 2, 3 * GIB // 2)),
+        ],
+    )
+    def test_shares(self, memory, machine, queue, record, expected):
+        """The largest record, which passes the queue alone, never takes more than half."""
+        shares = share_out(
+            memory, machine_bytes=machine, queue_bytes=queue, max_record_bytes=record
+        )
+        assert shares == expected
+
+    def test_everything_counts(self):
+        """Queue, slabs and sessions together stay under the limit; to the byte."""
+        cap = Cap(10 * SESSION_BYTES, 5 * SESSION_BYTES, 1)
+        assert cap.session_fault(slab_bytes=2 * SESSION_BYTES, sessions=2) == ""
+        fault = cap.session_fault(slab_bytes=2 * SESSION_BYTES + 1, sessions=2)
+        assert f"{SESSION_BYTES - 1} of the agent's {10 * SESSION_BYTES}" in fault
+        assert cap.slab_fault(100, slab_bytes=0, sessions=5).startswith("a slab needs 100 bytes")
+
+
+class TestFile:
+    def test_lock_of_this_process_counts(self, tmp_path: Path):
+        """A rank within the agent's own process is seen as well: its lock is not the agent's."""
+        slab = make_slab(tmp_path / "a.slab", slab_bytes(0), group=-1)
+        assert not slab.in_use()
+        with (tmp_path / "a.slab").open("r+b") as rank:
+            fcntl.lockf(rank, fcntl.LOCK_EX)
+            assert slab.in_use()
+            fcntl.lockf(rank, fcntl.LOCK_UN)
+        assert not slab.in_use()
+        slab.close()
+
+    def test_size_is_looked_after(self, tmp_path: Path):
+        """A file that changed its size, or was given up, is not read any more."""
+        path = tmp_path / "a.slab"
+        slab = make_slab(path, slab_bytes(0), group=-1)
+        slab.check()
+        os.truncate(path, slab.length + 1)
+        with pytest.raises(DamagedError, match=f"has {slab.length + 1} now"):
+            slab.check()
+        slab.close()
+        with pytest.raises(DamagedError, match="given up"):
+            slab.check()
+
+    def test_memory_outlives_its_file(self, tmp_path: Path):
+        """What is being written is readable until nobody has a view of it."""
+        slab = make_slab(tmp_path / "a.slab", slab_bytes(0), group=-1)
+        view = slab.memory[:6]
+        slab.remove()
+        slab.remove()
+        del slab
+        assert bytes(view) == b"RDSLAB"
+        assert list(tmp_path.iterdir()) == []
+
+    def test_a_successor_in_its_place_stays(self, tmp_path: Path):
+        """An old slab that is removed late does not take the new one of its session with it."""
+        first = make_slab(tmp_path / "a.slab", slab_bytes(0), group=-1)
+        second = make_slab(tmp_path / "a.slab", slab_bytes(0), group=-1)
+        first.remove()
+        assert (tmp_path / "a.slab").stat().st_ino == os.fstat(second._descriptor).st_ino
+        second.close()
+
+
+class TestSlabs:
+    def test_within_the_cap(self, tmp_path: Path):
+        """The smallest slab has a ring; a second does not fit; room comes back."""
+        cap = Cap(SESSION_BYTES + slab_bytes(0) * 3 // 2, 0, 1)
+        slabs = Slabs(tmp_path / "s", group=-1, ring_bytes=GIB, cap=cap)
+        first = slabs.make("a", wanted_bytes=1, sessions=1)
+        assert SlabReader(first.memory).ring_bytes == MIN_RING_BYTES
+        with pytest.raises(ExhaustedError, match="are left"):
+            slabs.make("b", wanted_bytes=1, sessions=1)
+        slabs.remove("a", first)
+        assert slabs.held_bytes == 0
+        slabs.remove("b", slabs.make("b", wanted_bytes=1, sessions=1))
+        slabs.leave()
+        assert list(tmp_path.iterdir()) == []
+
+    def test_what_cannot_be_made_holds_nothing(self, tmp_path: Path):
+        """A folder that is a file costs the slab, not the memory it would have had."""
+        (tmp_path / "s").write_text("in the way")
+        slabs = Slabs(tmp_path / "s", group=-1, ring_bytes=GIB, cap=ROOMY)
+        with pytest.raises(ExhaustedError, match="no slab of"):
+            slabs.make("a", wanted_bytes=1, sessions=1)
+        assert slabs.held_bytes == 0
+
+    def test_strays_in_use_stay(self, tmp_path: Path):
+        """Only what neither a session of the ledger nor a process needs is taken away."""
+        for name in ("needed", "used", "stray"):
+            make_slab(tmp_path / f"{name}.slab", slab_bytes(0), group=-1).close()
+        # A rank's own kind of lock would end with any look at the file in its process.
+        holder = os.open(tmp_path / "used.slab", os.O_RDWR)
+        lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        fcntl.fcntl(holder, fcntl.F_OFD_SETLK, lock)
+        slabs = Slabs(tmp_path, group=-1, ring_bytes=GIB, cap=ROOMY)
+        slabs.remove_strays({"needed"})
+        assert {path.name for path in tmp_path.iterdir()} == {"needed.slab", "used.slab"}
+        os.close(holder)
+
+
+class TestPlace:
+    def test_beside_the_socket_unless_told(self, tmp_path: Path):
+        """One mount shows a container socket and slabs; an agent without a socket has none."""
+        assert folder_for("", tmp_path / "agent.sock") == tmp_path / "slabs"
+        assert folder_for("/elsewhere", tmp_path / "agent.sock") == Path("/elsewhere/slabs")
+        assert folder_for("/elsewhere", None) is None
+
+    @pytest.mark.parametrize(
+        ("folder", "expected"),
+        [("/run/x", True), ("/data", False), ("/run/disk/x", False), ("/a b/c", True)],
+    )
+    def test_file_systems_without_a_disk(self, folder: str, expected: bool):
+        """The innermost mount counts."""
+        mounts = (
+            "1 0 0:1 / / rw - ext4 /dev/a rw\n"
+            "2 1 0:2 / /run rw shared:1 - tmpfs tmpfs rw\n"
+            "3 2 0:3 / /run/disk rw - xfs /dev/b rw\n"
+            "4 1 0:4 / /a\\040b rw - tmpfs tmpfs rw\n"
+        )
+        assert in_memory(Path(folder), mounts) is expected
+
+    def test_machine_and_group(self):
+        """This machine has memory, and no group of a name that nobody would give one."""
+        assert machine_bytes() > 64 << 20
+        assert group_of("") == -1
+        assert group_of("root") == 0
+        with pytest.raises(ConfigError, match="runtime_group"):
+            group_of("no such group")
