@@ -16,9 +16,10 @@ from rankdumpd.agent import receive
 from rankdumpd.agent.admit import verdict
 from rankdumpd.agent.budget import Budget
 from rankdumpd.agent.committer import Committer, cost_bytes
+from rankdumpd.agent.dedup import Originals
 from rankdumpd.agent.disk import DiskGauge
 from rankdumpd.agent.effects import Effects
-from rankdumpd.agent.encode import encode
+from rankdumpd.agent.encode import encode, examine
 from rankdumpd.agent.ledger import Ledger
 from rankdumpd.agent.mailbox import Mailbox
 from rankdumpd.agent.pipeline import Workers
@@ -43,6 +44,7 @@ class Agent:
         self._disk = DiskGauge()
         self._budget = Budget(settings.queue_bytes)
         self._streams = OpenStreams()
+        self._originals = Originals()
 
         self._reporter = Reporter(settings.coordinator, self._load)
         self._ledger = Ledger(Path(settings.state_dir))
@@ -131,7 +133,13 @@ class Agent:
 
     def _encode_and_write(self, parcel: Parcel) -> Outcome:
         outlet = self._registry.get(parcel.ticket.session_id).outlet
-        return outlet.writer.write(encode(parcel, outlet.codec, outlet.items))
+        record = examine(parcel, outlet.items)
+        return self._originals.once(
+            record,
+            f"{outlet.codec.name} {outlet.tree.kind}",
+            link=lambda original: outlet.writer.link(record, original),
+            write=lambda: outlet.writer.write(encode(parcel, record, outlet.codec)),
+        )
 
     def _commit(self, outcome: Outcome) -> None:
         self._committer.submit(outcome, cost_bytes(outcome.head.data_bytes))
