@@ -15,7 +15,7 @@ from rankdump.contract.exchange import SessionEnd, SessionRequest
 from rankdump.contract.plan import DumpPlan
 from rankdump.filter import Filter, Run
 from rankdump.heads import Heads
-from rankdump.pipeline.choices import at_end, measure_of, profile_of
+from rankdump.pipeline.choices import at_end, batch_records, measure_of, profile_of
 from rankdump.pipeline.course import Course
 from rankdump.pipeline.farewell import Farewell, farewell_of
 from rankdump.pipeline.outlet import Outlet
@@ -62,6 +62,7 @@ class Pipeline:
             submit=self._ship.submit,
             on_lost=self._voice.lost,
             at_end=at_end(plan),
+            batch_records=batch_records(plan),
         )
         self._trigger = self._make_trigger(request)
         self.recorder: Recording = self._make_recorder()
