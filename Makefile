@@ -6,7 +6,7 @@ PROTOS := $(wildcard proto/rankdump/wire/v1/*.proto)
 PROTO_TOOLS := grpcio-tools==1.62.3 mypy-protobuf==3.6.0 setuptools==75.8.0
 SOURCES := client daemon tests bench examples
 
-.PHONY: setup demo test check proto proto-check bench peers clean
+.PHONY: setup demo test check proto proto-check bench bench-peers peers clean
 
 setup: .venv/ready
 
@@ -52,6 +52,15 @@ proto-check: build/proto-venv/ready
 
 bench: setup
 	$(BIN)/python -m bench all --json
+
+# The dump tool that `stats` is measured against. It needs a torch of its own, and two gigabytes.
+build/bench-peers-venv/ready:
+	$(PYTHON) -m venv build/bench-peers-venv
+	build/bench-peers-venv/bin/python -m pip install --quiet torch==2.13.0 mindstudio-probe
+	touch $@
+
+bench-peers: setup build/bench-peers-venv/ready
+	BENCH_PEERS_PYTHON=build/bench-peers-venv/bin/python $(BIN)/python -m bench stats --json
 
 # MindSpore 2.0's own readers on our trees. They need a Python that old, and a gigabyte.
 PYTHON39 ?= python3.9

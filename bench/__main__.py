@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 
-NAMES = ("idle", "ingest")
+NAMES = ("stall", "ingest", "small", "idle", "stats", "dedup", "status", "agent")
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +16,13 @@ from pathlib import Path
 import grpc
 
 import rankdump
+from rankdump.cli.ask import agent_status
+from rankdump.contract.status import StatusView
 
 _START_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 60.0
+_WRITE_TIMEOUT_S = 120.0
+_POLL_S = 0.02
 _SHM = Path("/dev/shm")
 
 
@@ -28,9 +32,15 @@ class Host:
 
     folder: Path
     agent: str
+    pid: int
 
-    def session(self, name: str, **common: object) -> rankdump.Session:
-        """Open a session whose tree is the folder `name`; keywords change the plan's settings."""
+    def environment(
+        self, name: str, own: Mapping[str, object] | None = None, /, **common: object
+    ) -> dict[str, str]:
+        """Write the plan of the job `name`, whose tree is its folder; return what names it.
+
+        Keywords change `common_dump_settings`, `own` changes the section `rankdump`.
+        """
         settings = {
             "dump_mode": 0,
             "path": str(self.tree(name)),
@@ -40,22 +50,51 @@ class Host:
             "kernels": [],
             "support_device": [0],
         }
+        body = {
+            "common_dump_settings": settings | common,
+            "e2e_dump_settings": {"enable": True, "trans_flag": True},
+            # Nothing may be lost, however slow the machine is today.
+            "rankdump": {"block_timeout_s": 600, **(own or {})},
+        }
         config = self.folder / f"{name}.json"
-        body = {"common_dump_settings": settings | common, "rankdump": {"block_timeout_s": 600}}
         config.write_text(json.dumps(body))
-        environ = {
+        return {
             "RANKDUMP_CONFIG": str(config),
             "RANKDUMP_AGENT": self.agent,
             "RANKDUMP_JOB_ID": name,
         }
-        session = rankdump.Session.from_environment(environ)
+
+    def session(
+        self, name: str, own: Mapping[str, object] | None = None, /, **common: object
+    ) -> rankdump.Session:
+        """Open a session of the job `name` in this process; arguments as for `environment`."""
+        session = rankdump.Session.from_environment(self.environment(name, own, **common))
         if not session.active:
-            raise RuntimeError(f"the session of {config} is off")
+            raise RuntimeError(f"the session {name} is off")
         return session
+
+    def status(self) -> StatusView:
+        """Return what the agent knows."""
+        return agent_status(self.agent)
+
+    def wait_until_written(self, name: str, iteration: int) -> None:
+        """Return when an iteration that the rank has ended is in the tree of job `name`."""
+        deadline = time.monotonic() + _WRITE_TIMEOUT_S
+        while time.monotonic() < deadline:
+            for each in self.status().iterations:
+                if (each.job_id, each.iteration) == (name, iteration) and each.complete:
+                    return
+            time.sleep(_POLL_S)
+        raise RuntimeError(f"iteration {iteration} of {name} is not written")
 
     def tree(self, name: str) -> Path:
         """Return the folder of a session's tree."""
         return self.folder / f"tree-{name}"
+
+    def remove_tensors(self, name: str) -> None:
+        """Delete what ranks wrote to a tree; the coordinator may still be busy with the rest."""
+        for folder in self.tree(name).glob("rank_*"):
+            shutil.rmtree(folder)
 
 
 @contextmanager
@@ -81,7 +120,7 @@ def running_host() -> Generator[Host, None, None]:
             try:
                 agent = f"unix://{socket}"
                 _wait_for(agent, daemon, log)
-                yield Host(folder, agent)
+                yield Host(folder, agent, daemon.pid)
             finally:
                 daemon.terminate()
                 try:

@@ -5,8 +5,6 @@ Twins with equal weights step in turns, so that whatever else the machine does h
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -16,35 +14,26 @@ import rankdump
 
 from .host import running_host
 from .result import Result, median
+from .timing import seconds
+from .training import Trainer
 
 STEP_S = 0.02
 """A step takes at least this long."""
-PAIRS = 150
+PAIRS = 250
 WARMUP_PAIRS = 10
 
 
-@dataclass(slots=True)
-class Trainer:
-    """A model in training; `step` runs one iteration."""
+def trainer_of(batch_size: int) -> Trainer:
+    """Return a trainer; equal sizes give twins."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(128, 4, 256, dropout=0.0, batch_first=True)
+    model = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
+    batch = torch.randn(batch_size, 32, 128)
 
-    model: nn.Module
-    batch: Tensor
-    optimizer: torch.optim.Optimizer
+    def loss() -> Tensor:
+        return model(batch).square().mean()
 
-    @staticmethod
-    def of(batch_size: int) -> Trainer:
-        """Return a trainer; equal sizes give twins."""
-        torch.manual_seed(0)
-        layer = nn.TransformerEncoderLayer(128, 4, 256, dropout=0.0, batch_first=True)
-        model = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
-        batch = torch.randn(batch_size, 32, 128)
-        return Trainer(model, batch, torch.optim.SGD(model.parameters(), lr=1e-3))
-
-    def step(self) -> None:
-        """Forward, backward, update."""
-        self.optimizer.zero_grad()
-        self.model(self.batch).square().mean().backward()
-        self.optimizer.step()
+    return Trainer(model, loss, torch.optim.SGD(model.parameters(), lr=1e-3))
 
 
 def measure() -> Result:
@@ -81,7 +70,7 @@ class Comparison:
 
 
 def _compare(session: rankdump.Session, batch_size: int) -> Comparison:
-    plain, observed = Trainer.of(batch_size), Trainer.of(batch_size)
+    plain, observed = trainer_of(batch_size), trainer_of(batch_size)
     session.attach(observed.model)
     iterations = iter(range(10**9))
 
@@ -93,9 +82,9 @@ def _compare(session: rankdump.Session, batch_size: int) -> Comparison:
     for index in range(WARMUP_PAIRS + PAIRS):
         # Whoever goes first finds the caches as the other left them: take turns.
         if index % 2:
-            plain_s, attached_s = _seconds(plain.step), _seconds(attached_step)
+            plain_s, attached_s = seconds(plain.step), seconds(attached_step)
         else:
-            attached_s, plain_s = _seconds(attached_step), _seconds(plain.step)
+            attached_s, plain_s = seconds(attached_step), seconds(plain.step)
         pairs.append((plain_s, attached_s))
     session.close()
     kept = pairs[WARMUP_PAIRS:]
@@ -110,14 +99,8 @@ def _batch_size() -> int:
     """Return the smallest power of two whose step is long enough."""
     size = 4
     while True:
-        trainer = Trainer.of(size)
+        trainer = trainer_of(size)
         trainer.step()
-        if min(_seconds(trainer.step) for _ in range(5)) >= STEP_S:
+        if min(seconds(trainer.step) for _ in range(5)) >= STEP_S:
             return size
         size *= 2
-
-
-def _seconds(action: Callable[[], None]) -> float:
-    begun = time.perf_counter()
-    action()
-    return time.perf_counter() - begun

@@ -1,142 +1,119 @@
-"""Sustained speed from a rank to the compressed tree, against its parts done bare.
+"""Sustained speed from a rank to the tree, against its parts done bare; packed and not.
 
 The peers do the same work without a daemon: raw zstd packs the same files on as many threads,
-and a bare writer puts the same packed bytes into as many new files. Everything is in memory.
+and a bare writer puts the same npy files, not packed, into as many new ones. Everything is in
+memory.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
 import zstandard
 
 from rankdump.contract import npy
 
+from .arrays import Tensors, activations, dump, stamp
 from .host import Host, memory_folder, running_host
 from .machine import cores
 from .result import Result, median
+from .timing import seconds
+from .trees import check_complete
 
 TENSORS = 32
 ROUNDS = 4
 """Every tensor is dumped this often, with another first element each time: nothing is linked."""
-TENSOR_BYTES = 4 << 20
+ELEMENTS = 1 << 20
+"""4 MiB of float32."""
 REPEATS = 5
 _GB = 1e9
 
-Tensor = npt.NDArray[np.float32]
-
 
 def measure() -> Result:
-    """Measure daemon, raw zstd and bare writes in turns, and compare the medians."""
-    tensors = _tensors()
+    """Measure the daemon with both codecs, raw zstd and bare writes in turns; compare medians."""
+    tensors = activations(TENSORS, ELEMENTS)
     threads = cores()
-    total_gb = ROUNDS * TENSORS * TENSOR_BYTES / _GB
-    times: dict[str, list[float]] = {"ingest": [], "zstd": [], "write": []}
-    packed_bytes = 0
+    total_gb = ROUNDS * tensors.nbytes / _GB
+    times: dict[str, list[float]] = {"zstd": [], "raw_zstd": [], "none": [], "raw_write": []}
     with running_host() as host, memory_folder() as folder:
         for repeat in range(REPEATS):
-            times["ingest"].append(_ingest(host, f"run{repeat}", tensors))
-            packed, zstd_s = _raw_zstd(tensors, threads)
-            packed_bytes = sum(map(len, packed))
-            times["zstd"].append(zstd_s)
-            times["write"].append(_raw_write(packed, folder, threads))
-    speed = {name: total_gb / median(seconds) for name, seconds in times.items()}
+            times["zstd"].append(_ingest(host, f"zstd{repeat}", "zstd", tensors))
+            times["raw_zstd"].append(_raw_zstd(tensors, threads))
+            times["none"].append(_ingest(host, f"none{repeat}", "none", tensors))
+            times["raw_write"].append(_raw_write(tensors, folder, threads))
+    speed = {name: total_gb / median(found) for name, found in times.items()}
     return Result(
         figures={
-            "gb_per_s": speed["ingest"],
-            "raw_zstd_gb_per_s": speed["zstd"],
-            "raw_write_gb_per_s": speed["write"],
+            "gb_per_s": speed["zstd"],
+            "codec_none_gb_per_s": speed["none"],
+            "raw_zstd_gb_per_s": speed["raw_zstd"],
+            "raw_write_gb_per_s": speed["raw_write"],
             "gb": total_gb,
-            "packed_gb": packed_bytes / _GB,
             "tensors": ROUNDS * TENSORS,
             "threads": threads,
         },
         ratios={
-            "speed_vs_raw_zstd": speed["ingest"] / speed["zstd"],
-            "speed_vs_raw_write": speed["ingest"] / speed["write"],
+            "speed_vs_raw_zstd": speed["zstd"] / speed["raw_zstd"],
+            "speed_vs_raw_write": speed["none"] / speed["raw_write"],
         },
     )
 
 
-def _tensors() -> list[Tensor]:
-    """Return activations as a ReLU leaves them: half of them zero."""
-    numbers = np.random.default_rng(0)
-    shape = (TENSOR_BYTES // 4 // 1024, 1024)
-    return [np.maximum(numbers.standard_normal(shape, np.float32), 0) for _ in range(TENSORS)]
-
-
-def _stamped(tensors: list[Tensor]) -> Iterator[Tensor]:
-    """Yield every tensor once a round, changed in place."""
-    for index in range(ROUNDS):
-        for number, tensor in enumerate(tensors):
-            tensor[0, 0] = index * TENSORS + number
-            yield tensor
-
-
-def _ingest(host: Host, name: str, tensors: list[Tensor]) -> float:
+def _ingest(host: Host, name: str, codec: str, tensors: Tensors) -> float:
     """Return the seconds from the first tensor until all are acknowledged in the tree."""
-    with host.session(name) as session:
-        session.step(0)
-        begun = time.perf_counter()
-        for slot, tensor in enumerate(_stamped(tensors)):
-            session.dump("Relu", f"Default/relu{slot}-ReLU/ReLU-op{slot}", "output", 0, tensor)
-        session.close()
-        seconds = time.perf_counter() - begun
-    tree = host.tree(name)
-    written = sum(1 for _ in tree.glob("rank_0/Bench/0/0/*.npy.zst"))
-    if written != ROUNDS * TENSORS:
-        raise RuntimeError(f"{written} files of {ROUNDS * TENSORS} in {tree}")
-    return seconds
-
-
-def _raw_zstd(tensors: list[Tensor], threads: int) -> tuple[list[bytes], float]:
-    """Pack the same files by zstandard alone; a thread takes one tensor through its rounds."""
-
-    def pack(number: int) -> list[bytes]:
-        compressor = zstandard.ZstdCompressor(level=1, write_checksum=True)
-        packed: list[bytes] = []
-        for index in range(ROUNDS):
-            tensor = tensors[number]
-            tensor[0, 0] = index * TENSORS + number
-            stream = compressor.compressobj(size=len(head) + tensor.nbytes)
-            pieces = [stream.compress(head), stream.compress(tensor.data), stream.flush()]
-            packed.append(b"".join(pieces))
-        return packed
-
-    head = npy.header("<f4", tensors[0].shape)
-    packed: list[bytes] = []
+    session = host.session(name, {"codec": codec})
+    session.step(0)
 
     def run() -> None:
-        with ThreadPoolExecutor(threads) as pool:
-            for part in pool.map(pack, range(TENSORS)):
-                packed.extend(part)
+        for turn in range(ROUNDS):
+            stamp(tensors, turn)
+            dump(session, tensors)
+        session.close()
 
-    return packed, _seconds(run)
+    taken_s = seconds(run)
+    check_complete(host.tree(name))
+    host.remove_tensors(name)
+    return taken_s
 
 
-def _raw_write(packed: list[bytes], folder: Path, threads: int) -> float:
+def _raw_zstd(tensors: Tensors, threads: int) -> float:
+    """Pack the same files by zstandard alone; a thread takes one tensor through its rounds."""
+
+    def pack(number: int) -> None:
+        compressor = zstandard.ZstdCompressor(level=1, write_checksum=True)
+        tensor = tensors[number]
+        for turn in range(ROUNDS):
+            tensor[0] = turn * TENSORS + number
+            stream = compressor.compressobj(size=len(head) + tensor.nbytes)
+            b"".join((stream.compress(head), stream.compress(tensor.data), stream.flush()))
+
+    head = npy.header("<f4", tensors[0].shape)
+    return _over(range(TENSORS), pack, threads)
+
+
+def _raw_write(tensors: Tensors, folder: Path, threads: int) -> float:
     """Write the same files and nothing else."""
 
     def write(number: int) -> None:
-        (folder / f"{number}.npy.zst").write_bytes(packed[number])
+        with (folder / f"{number}.npy").open("xb", buffering=0) as file:
+            file.write(head)
+            file.write(tensors[number % TENSORS].data)
+
+    head = npy.header("<f4", tensors[0].shape)
+    write_s = _over(range(ROUNDS * TENSORS), write, threads)
+    for path in folder.iterdir():
+        path.unlink()
+    return write_s
+
+
+def _over(numbers: range, work: Callable[[int], None], threads: int) -> float:
+    """Return the seconds that work on all numbers takes."""
 
     def run() -> None:
         with ThreadPoolExecutor(threads) as pool:
-            for _ in pool.map(write, range(len(packed))):
+            for _ in pool.map(work, numbers):
                 pass
 
-    seconds = _seconds(run)
-    for path in folder.iterdir():
-        path.unlink()
-    return seconds
-
-
-def _seconds(action: Callable[[], None]) -> float:
-    begun = time.perf_counter()
-    action()
-    return time.perf_counter() - begun
+    return seconds(run)

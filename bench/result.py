@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -36,6 +37,12 @@ class Result:
 def median(numbers: Iterable[float]) -> float:
     """Return the median; a busy machine moves means, and it only ever slows things down."""
     return statistics.median(numbers)
+
+
+def quantile(numbers: Iterable[float], share: float) -> float:
+    """Return the smallest number that at least this share of them do not exceed."""
+    ordered = sorted(numbers)
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
 def _rounded(numbers: dict[str, float]) -> dict[str, float]:

@@ -79,4 +79,7 @@ class Accounts:
         return IterationEnd(iteration, tally.expected, dict(tally.dropped), tally.stall_ns // 1000)
 
     def _tally(self, iteration: int) -> Tally:
-        return self._tallies.setdefault(iteration, Tally())
+        found = self._tallies.get(iteration)
+        if found is None:
+            found = self._tallies[iteration] = Tally()
+        return found

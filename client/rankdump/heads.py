@@ -30,8 +30,12 @@ class Heads:
         *,
         iteration: int,
         switched_on: bool = False,
+        measured: bool = False,
     ) -> RecordHead:
-        """Return the head of what is kept of an observation: `source`, which may be a sample."""
+        """Return the head of what is kept of an observation: `source`, which may be a sample.
+
+        One that is `measured` goes without its elements; its figures are still to come.
+        """
         key = TensorKey(
             rank=self._rank,
             net_name=self._net_name,
@@ -50,6 +54,7 @@ class Heads:
             shape=source.shape,
             byte_count=source.byte_count,
             argument=observation.argument,
+            figures=() if measured else None,
             switched_on=switched_on,
         )
 

@@ -81,6 +81,7 @@ def introduction(identity: Identity, *, plan_json: bytes, config_source: bytes) 
 def _framework() -> tuple[str, str]:
     """Return the framework that is loaded, with its version, and what it computes on."""
     torch = sys.modules.get("torch")
-    if torch is None:
+    version = getattr(torch, "__version__", None)
+    if torch is None or version is None:  # a folder of that name is a module, too
         return "numpy", "CPU"
-    return f"torch {torch.__version__}", "GPU" if torch.cuda.is_available() else "CPU"
+    return f"torch {version}", "GPU" if torch.cuda.is_available() else "CPU"

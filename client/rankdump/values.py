@@ -36,6 +36,13 @@ class TensorSource(Protocol):
         """Write the elements into `byte_count` writable bytes, C order, little endian."""
         ...
 
+    def elements(self) -> memoryview | None:
+        """Return the elements where they lie, C order, little endian; None if that needs a copy.
+
+        They are the job's own: good until the caller returns to it, and never to be written.
+        """
+        ...
+
     def head(self, count: int) -> TensorSource:
         """Return the first elements in C order, as a tensor of one dimension."""
         ...

@@ -83,12 +83,13 @@ def test_the_zstd_command_gives_plain_npy_files(collected, tmp_path):
         pytest.skip("the zstd command is not here")
     assert command is not None, "CI has the zstd command"
     entries = [entry for entry in walk(tree).entries if entry.key.rank == 0]
-    unpack = [command, "-d", "-q", "--output-dir-flat", tmp_path, *(e.path for e in entries)]
-    subprocess.run(unpack, check=True)
+    packed = [entry.path for entry in entries if entry.path.suffix == ".zst"]
+    assert len(packed) > 100
+    subprocess.run([command, "-d", "-q", "--output-dir-flat", tmp_path, *packed], check=True)
     for entry in entries:
-        plain = np.load(tmp_path / entry.path.name.removesuffix(".zst"))
-        np.testing.assert_array_equal(plain, load(entry))
-    assert len(entries) > 100
+        # What zstd could not make smaller is an npy file already.
+        plain = tmp_path / entry.path.stem if entry.path in packed else entry.path
+        np.testing.assert_array_equal(np.load(plain), load(entry))
 
 
 def test_everything_is_accounted_for(collected):
@@ -141,7 +142,7 @@ def test_the_example_trains_alike_with_and_without(tmp_path, socket_folder):
     # saved_data is full: a row for every tensor, and a tensor for every row.
     for folder in sorted((tmp_path / "tree").glob("rank_*/Digits/0/*")):
         rows = (folder / "statistic.csv").read_text().splitlines()[1:]
-        assert len(rows) == len(list(folder.glob("*.npy.zst"))) > 0
+        assert len(rows) == len(list(folder.glob("*.npy*"))) > 0
 
 
 def test_the_tutorials_settings_select_26_iterations_of_the_listed_devices(tmp_path, socket_folder):

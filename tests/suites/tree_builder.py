@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
+import xxhash
 
 from rankdump.codec import codec_named
 from rankdump.contract import npy
@@ -62,7 +63,8 @@ class TreeBuilder:
                 mapping.write(f"{place.name},{place.mapped_from}\n")
         parts = packer.encode([npy.header(values.dtype.str, values.shape), values.tobytes()])
         path.write_bytes(b"".join(parts))
-        self._remember(head, path=place.path, bytes_stored=path.stat().st_size)
+        digest = xxhash.xxh3_128_hexdigest(values.tobytes())
+        self._remember(head, path=place.path, bytes_stored=path.stat().st_size, digest=digest)
         if tabled:
             self._append_row(head, values)
         return path
@@ -122,7 +124,9 @@ class TreeBuilder:
         )
         return RecordHead(key, held, values.shape, values.nbytes)
 
-    def _remember(self, head: RecordHead, *, path: str, bytes_stored: int) -> None:
+    def _remember(
+        self, head: RecordHead, *, path: str, bytes_stored: int, digest: str = ""
+    ) -> None:
         key = head.key
         self.records.setdefault((key.rank, key.iteration), []).append(
             ManifestRecord(
@@ -135,7 +139,7 @@ class TreeBuilder:
                 shape=head.shape,
                 bytes_in=head.byte_count,
                 bytes_stored=bytes_stored,
-                digest="",
+                digest=digest,
             )
         )
 

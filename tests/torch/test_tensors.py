@@ -243,3 +243,26 @@ def test_torch_func(recorder, observed) -> None:
     assert torch.equal(got, expected)
     assert recorder.one("Default/network-Linear/Linear-op0", "input").array.shape == (5, 3)
     assert not recorder.warnings
+
+
+@pytest.mark.parametrize(
+    ("tensor", "packed"),
+    [
+        (torch.arange(6.0).reshape(2, 3), True),
+        (torch.tensor(2.5), True),
+        (torch.empty(0, 3), True),
+        (torch.ones(4, dtype=torch.bfloat16), True),
+        (torch.arange(6.0)[2:], True),
+        (torch.arange(6.0).reshape(2, 3).t(), False),
+        (torch.ones(1).expand(3), False),
+        (torch.tensor([1 + 2j]).conj(), False),
+        (torch.tensor([1 + 2j]).conj().imag, False),
+    ],
+)
+def test_elements_are_lent_where_they_lie_as_they_are_copied(tensor: Tensor, packed: bool) -> None:
+    """Law: what is lent is what a copy would be, or nothing."""
+    source = source_of(tensor)
+    assert isinstance(source, TorchTensor)
+    lent = source.elements()
+    assert (lent is not None) is packed
+    assert lent is None or bytes(lent) == read(tensor)

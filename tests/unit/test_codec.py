@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import struct
 import subprocess
@@ -13,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from suites.codec_laws import COMPRESSIBLE, CodecLaws
 
-from rankdump.codec import CODECS, NoneCodec, ZstdCodec, codec_named
+from rankdump.codec import CODECS, NoneCodec, ZstdCodec, codec_named, codec_of
+from rankdump.codec.packing import SMALL_BYTES, pack
 from rankdump.contract.errors import DamagedError, UnsupportedError
 
 LIMIT_BYTES = 1 << 20
@@ -92,7 +94,9 @@ def test_unknown_codec():
         codec_named("lz4")
 
 
-@pytest.mark.parametrize("pieces", [[b""], [b"x"], [b"head", COMPRESSIBLE], [bytes(1 << 21)]])
+@pytest.mark.parametrize(
+    "pieces", [[b""], [b"x"], [b"head", COMPRESSIBLE], [b"x", bytes(17 << 20)]]
+)
 def test_zstd_command(tmp_path: Path, pieces: list[bytes]):
     """`zstd -d` gives the same bytes, and `zstd -t` finds a checksum to test."""
     command = shutil.which("zstd")
@@ -105,3 +109,65 @@ def test_zstd_command(tmp_path: Path, pieces: list[bytes]):
     assert (tmp_path / "a.npy").read_bytes() == b"".join(pieces)
     listed = subprocess.run([command, "-lv", packed], check=True, capture_output=True, text=True)
     assert "XXH64" in listed.stdout
+
+
+NOISE = random.Random(4).randbytes(4 * SMALL_BYTES)
+
+
+class Counting:
+    """Zstd that notes how much it was given."""
+
+    name, suffix = "zstd", ".zst"
+
+    def __init__(self) -> None:
+        self.seen_bytes = 0
+
+    def encode(self, parts):
+        self.seen_bytes += sum(map(len, parts))
+        return ZstdCodec().encode(parts)
+
+    def decode(self, data, *, limit_bytes: int):
+        return ZstdCodec().decode(data, limit_bytes=limit_bytes)
+
+
+@pytest.mark.parametrize(
+    ("body", "suffix"),
+    [
+        (b"", ".zst"),  # the header alone shrinks
+        (NOISE[:100], ".zst"),
+        (NOISE[: SMALL_BYTES - 128], ""),
+        (NOISE, ""),
+        (COMPRESSIBLE, ".zst"),
+        (bytes(1 << 20), ".zst"),
+        (NOISE + bytes(len(NOISE)), ".zst"),
+        (bytes(len(NOISE)) + NOISE, ".zst"),
+    ],
+    ids=["empty", "tiny", "small", "noise", "text", "zeros", "noise first", "noise last"],
+)
+def test_what_does_not_shrink_stays_plain(body: bytes, suffix: str):
+    """The suffix says what was done, and the codec it names gives the same bytes back."""
+    parts = (b"head".ljust(128), memoryview(body))
+    packed = pack(ZstdCodec(), parts)
+    assert packed.suffix == suffix
+    data = b"".join(packed.parts)
+    assert codec_of(f"a.npy{suffix}").decode(data, limit_bytes=1 << 21) == b"".join(parts)
+    assert pack(ZstdCodec(), parts).suffix == suffix
+    assert pack(NoneCodec(), parts).suffix == ""
+
+
+def test_noise_costs_a_sample():
+    """Of a large tensor that cannot shrink only a sample is compressed."""
+    codec = Counting()
+    pack(codec, (b"head", NOISE))
+    assert codec.seen_bytes == SMALL_BYTES
+
+
+def test_a_sample_that_promised_too_much():
+    """Where the sample shrinks and the whole does not, the file is not larger than without."""
+    body = bytearray(NOISE)
+    last = len(body) - SMALL_BYTES // 4
+    for at in (last * n // 3 for n in range(4)):
+        body[at : at + 1024] = bytes(1024)
+    codec = Counting()
+    assert pack(codec, (b"head", body)).suffix == ""
+    assert codec.seen_bytes > len(body)

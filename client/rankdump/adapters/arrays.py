@@ -50,6 +50,11 @@ class ArraySource:
             return
         np.copyto(np.frombuffer(target, self._little).reshape(self.shape), self._array)
 
+    def elements(self) -> memoryview | None:
+        """Return the elements where they lie; None if they lie in another way than packed."""
+        packed = self._array.flags.c_contiguous and self._array.dtype == self._little
+        return self._array.reshape(-1).view(np.uint8).data if packed else None
+
     def head(self, count: int) -> ArraySource:
         """Return a copy of the first elements in C order, as an array of one dimension."""
         return ArraySource(cast("npt.NDArray[Any]", self._array.flat[:count]))

@@ -22,6 +22,7 @@ from rankdump.contract.errors import UnavailableError
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 60.0
 _POLL_S = 0.05
+_MEMORY = "/dev/shm"
 # sun_path holds 108 bytes; what the folder's name and the socket's add is below 40.
 _LONGEST_TEMP = 60
 
@@ -61,6 +62,9 @@ def embedded_daemon(*, keep_log: bool) -> Generator[Daemon, None, None]:
 
 
 def _temp_root() -> str:
+    # Slabs stand beside the socket, and belong into memory unless the user names a place.
+    if "TMPDIR" not in os.environ and os.access(_MEMORY, os.W_OK | os.X_OK):
+        return _MEMORY
     root = tempfile.gettempdir()
     return root if len(os.fsencode(root)) <= _LONGEST_TEMP else "/tmp"
 

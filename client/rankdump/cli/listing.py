@@ -4,9 +4,11 @@ but for the headers of files that no manifest describes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import TypeAlias
 
 from rankdump.cli.table import Column, numbers, table
 from rankdump.cli.text import counted, label, ratio, shape, size
@@ -27,6 +29,10 @@ _TENSOR_COLUMNS = (
     Column("dtype"),
     *numbers("shape", "size"),
 )
+_DIGEST_COLUMNS = (Column("digest"), Column("same"))
+_DIGITS = 12
+Content: TypeAlias = "tuple[str, str, tuple[int, ...]]"
+"""Digest, element type and shape: equal for tensors that are the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +68,35 @@ def overview(tree: Tree, *, width: int) -> list[str]:
     return table(_OVERVIEW_COLUMNS, rows, width=width)
 
 
-def tensors(rows: Sequence[Row], *, width: int) -> list[str]:
-    """Return one line per tensor under a line for each rank and iteration."""
+def tensors(
+    rows: Sequence[Row], *, width: int, marks: Mapping[Content, str] | None = None
+) -> list[str]:
+    """Return one line per tensor under a line for each rank and iteration.
+
+    With marks, a line has its digest too, and the mark of its content.
+    """
+    columns = (*_TENSOR_COLUMNS, *(_DIGEST_COLUMNS if marks is not None else ()))
     lines: list[str] = []
     for where, group in groupby(rows, key=lambda row: place(row.entry.key)):
         if lines:
             lines.append("")
         lines.append(where)
-        lines += table(_TENSOR_COLUMNS, [_tensor_row(row) for row in group], width=width)
+        cells = [[*_tensor_row(row), *_digest_cells(row.entry, marks)] for row in group]
+        lines += table(columns, cells, width=width)
     return lines
+
+
+def same_marks(entries: Iterable[Entry]) -> dict[Content, str]:
+    """Return a mark for each content that several entries have, in order of appearance."""
+    counts = Counter(content for entry in entries if (content := _content(entry)))
+    several = (content for content, count in counts.items() if count > 1)
+    return {content: f"={number}" for number, content in enumerate(several, start=1)}
+
+
+def shared(entries: Iterable[Entry], marks: Mapping[Content, str]) -> str:
+    """Return one sentence: how many of the entries are the same as others."""
+    marked = sum(_content(entry) in marks for entry in entries)
+    return f"{counted(marked, 'tensor')} with a mark, {len(marks):,} different"
 
 
 def place(key: TensorKey) -> str:
@@ -146,6 +172,18 @@ def _tensor_row(row: Row) -> list[str]:
         extents,
         length,
     ]
+
+
+def _content(entry: Entry) -> Content | None:
+    record = entry.record
+    return (record.digest, record.dtype, record.shape) if record and record.digest else None
+
+
+def _digest_cells(entry: Entry, marks: Mapping[Content, str] | None) -> list[str]:
+    if marks is None:
+        return []
+    content = _content(entry)
+    return [content[0][:_DIGITS], marks.get(content, "")] if content else ["-", ""]
 
 
 def title(op_type: str, op_name: str) -> str:

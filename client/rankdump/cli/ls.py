@@ -8,7 +8,15 @@ from pathlib import Path
 import click
 
 from rankdump import reader
-from rankdump.cli.listing import Row, described, nothing, overview, tensors
+from rankdump.cli.listing import (
+    Row,
+    described,
+    nothing,
+    overview,
+    same_marks,
+    shared,
+    tensors,
+)
 from rankdump.cli.options import FILTER_HINT, TREE, selecting
 from rankdump.cli.screen import say, show_table, table_width
 from rankdump.cli.text import counted, size
@@ -22,12 +30,14 @@ _LIMIT = 100
 @click.argument("tree", type=TREE, default=".")
 @selecting
 @click.option("--limit", type=click.IntRange(min=0), help="Most tensors listed; 0: all.")
+@click.option("--digest", "digests", is_flag=True, help="Show which tensors are the same.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
-def ls(tree: Path, query: Query, limit: int | None, as_json: bool) -> int:
+def ls(tree: Path, query: Query, limit: int | None, digests: bool, as_json: bool) -> int:
     """List the tensors of a tree.
 
-    Without a filter: its ranks and iterations, and the first tensors. Exit code 1 when something
-    in the tree is damaged, or it has no rank.
+    Without a filter: its ranks and iterations, and the first tensors. With --digest, tensors of
+    the same bytes, type and shape have the same mark. Exit code 1 when something in the tree is
+    damaged, or it has no rank.
     """
     found = reader.walk(tree)
     kept = [entry for entry in found.entries if query.keeps(entry)]
@@ -38,21 +48,24 @@ def ls(tree: Path, query: Query, limit: int | None, as_json: bool) -> int:
         brief = query.empty and limit is None
         shown = _FIRST if brief else _LIMIT if limit is None else limit or len(kept)
         rows = described(kept[:shown])
-        _show(found, kept, rows, brief=brief)
+        _show(found, kept, rows, brief=brief, digests=digests)
     return 1 if reader.damaged(found) or any(row.damage for row in rows) or not found.ranks else 0
 
 
-def _show(tree: Tree, kept: list[Entry], rows: list[Row], *, brief: bool) -> None:
+def _show(tree: Tree, kept: list[Entry], rows: list[Row], *, brief: bool, digests: bool) -> None:
     width = table_width()
     if brief and rows:
         show_table(overview(tree, width=width))
         say(["", f"first {counted(len(rows), 'tensor')}:"])
-    for line in tensors(rows, width=width):
+    marks = same_marks(kept) if digests else None
+    for line in tensors(rows, width=width, marks=marks):
         click.echo(line)
     left = len(kept) - len(rows)
     if left:
         say([f"... {counted(left, 'more tensor')}: {FILTER_HINT}; --limit 0 lists all"])
     say(["", _total(tree, kept)])
+    if marks is not None:
+        say([shared(kept, marks)])
     if tree.entries and not kept:
         say([nothing(tree.entries)])
     if tree.tables:

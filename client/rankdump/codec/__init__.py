@@ -17,6 +17,9 @@ from rankdump.contract.errors import DamagedError, UnsupportedError
 
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
 
+_JOINED_BYTES = 16 << 20
+"""One call over joined parts is a tenth faster than a stream, and needs a copy of them."""
+
 
 class Codec(Protocol):
     """Packs the parts of one file, and unpacks the whole."""
@@ -78,7 +81,10 @@ class ZstdCodec:
 
     def encode(self, parts: Sequence[Buffer]) -> Sequence[Buffer]:
         """Return the frame in parts; zstandard releases the GIL while it works."""
-        stream = self._compressor().compressobj(size=sum(len(part) for part in parts))
+        size = sum(map(len, parts))
+        if size <= _JOINED_BYTES:
+            return [self._compressor().compress(b"".join(parts))]
+        stream = self._compressor().compressobj(size=size)
         packed = [stream.compress(part) for part in parts]
         packed.append(stream.flush())
         return [part for part in packed if part]

@@ -76,6 +76,20 @@ class RecordHead:
     degraded: bool = False
     """There was no room for the elements: the figures are all that is kept."""
 
+    def measured(self, figures: tuple[str, ...]) -> RecordHead:
+        """Return the head of the same tensor with figures in the place of its elements."""
+        # Not `dataclasses.replace`: this runs once for every tensor of a training step.
+        return RecordHead(
+            key=self.key,
+            dtype=self.dtype,
+            shape=self.shape,
+            byte_count=self.byte_count,
+            argument=self.argument,
+            figures=figures,
+            switched_on=self.switched_on,
+            degraded=self.degraded,
+        )
+
     @property
     def data_bytes(self) -> int:
         """Bytes that follow the head."""

@@ -16,6 +16,7 @@ from rankdump.heads import Heads
 from rankdump.pipeline.children import call_in_children
 from rankdump.pipeline.choices import (
     at_end,
+    batch_records,
     goes_straight,
     measure_of,
     patience_s,
@@ -76,6 +77,7 @@ class Pipeline:
             submit=self._ship.submit,
             on_lost=self._voice.lost,
             at_end=at_end(plan),
+            batch_records=batch_records(plan),
         )
         self._trigger = self._make_trigger(request)
         self.recorder: Recording = self._make_recorder()

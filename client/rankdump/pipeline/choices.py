@@ -9,9 +9,10 @@ from rankdump.contract.exchange import RecordHead
 from rankdump.contract.layout.profile import DEFAULT_PROFILE, PROFILES, Profile
 from rankdump.contract.layout.statistic_csv import items_of
 from rankdump.contract.plan import DumpPlan
-from rankdump.contract.statistics import countable
-from rankdump.measure import Measure
+from rankdump.contract.statistics import countable, figures
+from rankdump.measure import MAX_WAITING, Measure, without_elements
 from rankdump.ship import Link
+from rankdump.stage import HEAD_BYTES
 from rankdump.values import Staged, TensorSource
 
 
@@ -30,8 +31,16 @@ def measure_of(plan: DumpPlan) -> Measure | None:
 
 
 def at_end(plan: DumpPlan) -> bool:
-    """Return whether all records of an iteration wait for its end, to keep their order."""
-    return plan.content.saved == "statistic" and plan.content.on_device
+    """Return whether all records of an iteration wait for its end, to keep their order.
+
+    Figures are then computed and sent together, and no thread of ours runs in the middle of a step.
+    """
+    return plan.content.saved == "statistic"
+
+
+def batch_records(plan: DumpPlan) -> int:
+    """Return how many records may wait for each other: what fills the buffer has to leave it."""
+    return max(1, min(MAX_WAITING, plan.delivery.buffer_bytes // (2 * HEAD_BYTES)))
 
 
 def wants_slab(plan: DumpPlan, address: str) -> bool:
@@ -50,13 +59,14 @@ def reduction_of(plan: DumpPlan) -> Callable[[RecordHead, TensorSource], Staged 
         return None
     content = plan.content
     items = items_of(content.statistics, profile_of(plan))
-    measure = Measure(items=items, on_device=False, precision=content.precision)
 
     def reduced(head: RecordHead, source: TensorSource) -> Staged | None:
         if not countable(head.dtype):
             return None
-        record = measure.take(replace(head, degraded=True), source)
-        return record if isinstance(record, Staged) else None
+        data = memoryview(bytearray(source.byte_count))
+        source.copy_into(data)
+        texts = figures(items, head.dtype, data)
+        return without_elements(replace(head, degraded=True), texts)
 
     return reduced
 

@@ -31,14 +31,17 @@ class Outlet:
         submit: Callable[[Staged | Declaration], None],
         on_lost: Callable[[str, str], None],
         at_end: bool,
+        batch_records: int,
     ) -> None:
+        """Hold back records to the end of the iteration, or until as many wait as a batch takes."""
         self._accounts = accounts
         self._stage = stage
         self._submit = submit
         self._on_lost = on_lost
         self._at_end = at_end
-        self._batch = Batch()
+        self._batch = Batch(batch_records)
         self._lock = threading.Lock()
+        self._in_turn = threading.Lock()
         self._arguments: list[OperatorArguments] = []
 
     def send(self, item: Item, iteration: int) -> None:
@@ -48,7 +51,8 @@ class Outlet:
         elif isinstance(item, Lost):
             self._lose(item)
         elif self._at_end or isinstance(item, Measured):
-            self._batch.add(item)
+            if self._batch.add(item):
+                self._send_batch()
         else:
             self._send(item)
 
@@ -60,15 +64,19 @@ class Outlet:
 
     def flush(self, iteration: int) -> None:
         """Send what waited for the end of the iteration."""
-        for record in self._batch.read():
-            if isinstance(record, Unread):
-                self._stage.release(record.head)
-                key = record.head.key
-                self._lose(Lost(key.iteration, key.op_name, FIGURES_FAILED))
-            else:
-                self._send(record)
+        self._send_batch()
         with self._lock:
             self._send_arguments(iteration)
+
+    def _send_batch(self) -> None:
+        with self._in_turn:
+            for record in self._batch.read():
+                if isinstance(record, Unread):
+                    self._stage.release(record.head)
+                    key = record.head.key
+                    self._lose(Lost(key.iteration, key.op_name, FIGURES_FAILED))
+                else:
+                    self._send(record)
 
     def _send(self, record: Staged) -> None:
         self._accounts.took(record.head.key.iteration)

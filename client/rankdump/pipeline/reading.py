@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from rankdump.accounts import Accounts
@@ -86,12 +86,15 @@ class Reading:
         source = self._sampled(observation.tensor)
         course = self._course
         head = self._heads.of(
-            observation, source, iteration=course.iteration, switched_on=course.switched
+            observation,
+            source,
+            iteration=course.iteration,
+            switched_on=course.switched,
+            measured=self._measure is not None,
         )
         if self._measure is None:
             record = self._stage.keep(head, source)
             return self.lost(observation.op_name, BUFFER_FULL) if record is None else record
-        head = replace(head, figures=())  # no elements: room for them is not needed
         if not self._stage.admit(head):
             return self.lost(observation.op_name, BUFFER_FULL)
         return self._measured(self._measure, head, source)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rankdump.contract.statistics import Moments, moments
+from rankdump.contract.moments import Moments, moments
 
 _BLOCK = 1 << 20
 """Complex elements turned into moduli at a time."""

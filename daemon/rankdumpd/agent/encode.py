@@ -1,35 +1,38 @@
-"""A parcel to the bytes of its file, its digest and its figures. No clock, disk or network."""
+"""A parcel to its digest and figures, and to the bytes of its file. No clock, disk or network."""
 
 from __future__ import annotations
 
 import xxhash
 
 from rankdump.codec import Codec
+from rankdump.codec.packing import pack
 from rankdump.contract import dtypes, npy, statistics
-from rankdumpd.agent.values import Encoded, Parcel
+from rankdumpd.agent.values import Encoded, Examined, Parcel
 
 
-def encode(parcel: Parcel, codec: Codec, items: tuple[str, ...] | None) -> Encoded:
-    """Return the parcel as an npy file packed by the codec; safe to call from several threads.
+def examine(parcel: Parcel, items: tuple[str, ...] | None) -> Examined:
+    """Return what the elements say: their digest, and the figures that `items` names.
 
-    `items` are the figures to compute, None for none. A parcel that brings its figures with it
-    has no file.
+    `items` is None for no figures. A parcel that brings its figures has no digest.
     """
     head = parcel.head
     if head.figures is not None:
-        return Encoded(parcel.ticket, head, "", "", (), 0, head.figures)
-    kind = dtypes.element_type(head.dtype)
-    header = npy.header(kind.descr, head.shape)
-    parts = codec.encode((header, dtypes.as_stored(head.dtype, parcel.data)))
-    return Encoded(
-        ticket=parcel.ticket,
-        head=head,
-        digest=xxhash.xxh3_128_hexdigest(parcel.data),
-        suffix=codec.suffix,
-        parts=parts,
-        bytes_stored=sum(map(len, parts)),
-        figures=_figures(parcel, items),
-    )
+        return Examined(parcel.ticket, head, "", head.figures)
+    digest = xxhash.xxh3_128_hexdigest(parcel.data)
+    return Examined(parcel.ticket, head, digest, _figures(parcel, items))
+
+
+def encode(parcel: Parcel, record: Examined, codec: Codec) -> Encoded:
+    """Return the parcel as an npy file, packed where the codec makes it smaller.
+
+    `record` is the same parcel, examined. Safe to call from several threads.
+    """
+    head = parcel.head
+    if head.figures is not None:
+        return Encoded(record, "", ())
+    header = npy.header(dtypes.element_type(head.dtype).descr, head.shape)
+    packed = pack(codec, (header, dtypes.as_stored(head.dtype, parcel.data)))
+    return Encoded(record, packed.suffix, packed.parts)
 
 
 def _figures(parcel: Parcel, items: tuple[str, ...] | None) -> tuple[str, ...] | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -17,9 +16,10 @@ from rankdumpd.agent import receive
 from rankdumpd.agent.admit import verdict
 from rankdumpd.agent.budget import Budget
 from rankdumpd.agent.committer import Committer, cost_bytes
+from rankdumpd.agent.dedup import Originals
 from rankdumpd.agent.disk import DiskGauge
 from rankdumpd.agent.effects import Effects
-from rankdumpd.agent.encode import encode
+from rankdumpd.agent.encode import encode, examine
 from rankdumpd.agent.intake import Intake
 from rankdumpd.agent.ledger import Ledger
 from rankdumpd.agent.mailbox import Mailbox
@@ -33,7 +33,7 @@ from rankdumpd.agent.slabs import Slabs
 from rankdumpd.agent.slabs.cap import share_out
 from rankdumpd.agent.slabs.place import folder_for, group_of, machine_bytes
 from rankdumpd.agent.stream import OpenStreams, Reader
-from rankdumpd.agent.values import Fate, Outcome, Parcel, Policy
+from rankdumpd.agent.values import Outcome, Parcel, Policy
 from rankdumpd.server import socket_path
 from rankdumpd.settings import AgentSettings
 
@@ -62,6 +62,7 @@ class Agent:
             ring_bytes=settings.slab_bytes,
             cap=cap,
         )
+        self._originals = Originals()
 
         self._reporter = Reporter(settings.coordinator, self._load)
         self._ledger = Ledger(Path(settings.state_dir))
@@ -167,10 +168,13 @@ class Agent:
 
     def _encode_and_write(self, parcel: Parcel) -> Outcome:
         outlet = self._registry.get(parcel.ticket.session_id).outlet
-        outcome = outlet.writer.write(encode(parcel, outlet.codec, outlet.items))
-        if parcel.head.degraded and outcome.fate is Fate.STORED:
-            return replace(outcome, fate=Fate.DEGRADED)
-        return outcome
+        record = examine(parcel, outlet.items)
+        return self._originals.once(
+            record,
+            f"{outlet.codec.name} {outlet.tree.kind}",
+            link=lambda original: outlet.writer.link(record, original),
+            write=lambda: outlet.writer.write(encode(parcel, record, outlet.codec)),
+        )
 
     def _commit(self, outcome: Outcome) -> None:
         self._committer.submit(outcome, cost_bytes(outcome.head.data_bytes))

@@ -30,20 +30,44 @@ class Parcel:
 
 
 @dataclass(frozen=True, slots=True)
-class Encoded:
-    """A record as its file will hold it."""
+class Examined:
+    """A record and what its elements say of it."""
 
     ticket: Ticket
     head: RecordHead
     digest: str
-    """xxh3-128 of the elements as they arrived, hexadecimal."""
-    suffix: str
-    """What the codec appends to `.npy`."""
-    parts: Sequence[Buffer]
-    """Nothing for a record that is figures only."""
-    bytes_stored: int
+    """xxh3-128 of the elements as they arrived, hexadecimal; empty when there are none to store."""
     figures: tuple[str, ...] | None = None
     """Texts of its row in `statistic.csv`; None when it has no row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A record as its file will hold it."""
+
+    record: Examined
+    suffix: str
+    """What is appended to `.npy`: nothing where the codec would not have saved enough."""
+    parts: Sequence[Buffer]
+    """Nothing for a record that is figures only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """What tells a file that was written from any that took its place or was changed since."""
+
+    inode: int
+    size_bytes: int
+    modified_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Original:
+    """A whole file of a tree, which others may be linked to."""
+
+    path: str
+    """Relative to the root of the tree."""
+    stamp: Stamp
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +101,10 @@ class Outcome:
     """Relative to the root of the tree; empty when there is no file of its own."""
     digest: str = ""
     bytes_stored: int = 0
+    """Room that its file took; nothing for a link."""
     row: TableRow | None = None
+    original: Original | None = None
+    """The file that was written for it."""
 
 
 @dataclass(frozen=True, slots=True)

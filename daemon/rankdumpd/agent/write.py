@@ -10,12 +10,22 @@ import logging
 import threading
 from dataclasses import replace
 
+from rankdump.codec import codec_of
+from rankdump.contract.exchange import RecordHead
 from rankdump.contract.layout import mindspore_sync as layout
 from rankdump.contract.layout import statistic_csv
 from rankdump.contract.layout.mindspore_sync import Place
 from rankdump.contract.layout.profile import DEFAULT_PROFILE, Profile
 from rankdumpd.agent.tree import OutsideRootError, Tree
-from rankdumpd.agent.values import Encoded, Fate, Outcome, TableRow, dropped
+from rankdumpd.agent.values import (
+    Encoded,
+    Examined,
+    Fate,
+    Original,
+    Outcome,
+    TableRow,
+    dropped,
+)
 
 _MAX_MAPPED_FOLDERS = 64
 
@@ -36,41 +46,64 @@ class Writer:
 
     def write(self, encoded: Encoded) -> Outcome:
         """Return the record stored under its place, or dropped with the disk's reason."""
-        ticket, head = encoded.ticket, encoded.head
+        record = encoded.record
         try:
-            path = self._put(encoded) if head.figures is None else ""
+            original = self._put(encoded) if record.head.figures is None else None
         except OSError as error:
             reason = reason_of(error)
-            self._log_once(reason, error, ticket.session_id)
-            return dropped(ticket, head, reason)
+            self._log_once(logging.ERROR, f"drops records, reason {reason}", error, record)
+            return dropped(record.ticket, record.head, reason)
         return Outcome(
-            ticket,
-            head,
-            Fate.STORED,
-            path=path,
-            digest=encoded.digest,
-            bytes_stored=encoded.bytes_stored,
-            row=self._row(encoded),
+            record.ticket,
+            record.head,
+            Fate.DEGRADED if record.head.degraded else Fate.STORED,
+            path=original.path if original else "",
+            digest=record.digest,
+            bytes_stored=original.stamp.size_bytes if original else 0,
+            row=self._row(record),
+            original=original,
         )
 
-    def _put(self, encoded: Encoded) -> str:
-        ticket, head = encoded.ticket, encoded.head
-        element = self._profile.element_of(head.dtype, self._device_target)
-        key = replace(head.key, element=element)
-        place = layout.place_of(key, encoded.suffix, self._profile)
-        if place.mapped_from:
+    def link(self, record: Examined, original: Original) -> Outcome | None:
+        """Return the record linked to a file with its bytes; None where the disk will not."""
+        place = self._place(record.head, codec_of(original.path).suffix)
+        if place.path == original.path:
+            return None  # sent again: its own file is no other's
+        try:
             self._map(place)
-        mark = f"{ticket.session_id}-{ticket.sequence}"
-        self._tree.put(place.folder, place.name, encoded.parts, mark=mark)
-        return place.path
-
-    def _row(self, encoded: Encoded) -> TableRow | None:
-        if encoded.figures is None:
+            self._tree.link(original, place.folder, place.name, mark=_mark(record))
+        except OSError as error:
+            self._log_once(logging.INFO, "writes copies where it cannot link", error, record)
             return None
-        text = statistic_csv.row(encoded.head, encoded.figures, self._profile)
-        return TableRow(layout.tensor_folder(encoded.head.key), text)
+        return Outcome(
+            record.ticket,
+            record.head,
+            Fate.LINKED,
+            path=place.path,
+            digest=record.digest,
+            row=self._row(record),
+        )
+
+    def _put(self, encoded: Encoded) -> Original:
+        place = self._place(encoded.record.head, encoded.suffix)
+        self._map(place)
+        stamp = self._tree.put(place.folder, place.name, encoded.parts, mark=_mark(encoded.record))
+        return Original(place.path, stamp)
+
+    def _place(self, head: RecordHead, suffix: str) -> Place:
+        element = self._profile.element_of(head.dtype, self._device_target)
+        key = head.key if head.key.element == element else replace(head.key, element=element)
+        return layout.place_of(key, suffix, self._profile)
+
+    def _row(self, record: Examined) -> TableRow | None:
+        if record.figures is None:
+            return None
+        text = statistic_csv.row(record.head, record.figures, self._profile)
+        return TableRow(layout.tensor_folder(record.head.key), text)
 
     def _map(self, place: Place) -> None:
+        if not place.mapped_from:
+            return
         # Under the lock as a whole: two tensors of a name must not both add its line.
         with self._lock:
             if place.folder not in self._mapped:
@@ -84,12 +117,16 @@ class Writer:
                 self._tree.append_lines(place.folder, layout.MAPPING_FILE, (line,))
                 names.add(place.name)
 
-    def _log_once(self, reason: str, error: OSError, session_id: str) -> None:
+    def _log_once(self, level: int, said: str, error: OSError, record: Examined) -> None:
         with self._lock:
-            if reason in self._logged:
+            if said in self._logged:
                 return
-            self._logged.add(reason)
-        _log.error("session %s drops records, reason %s: %s", session_id, reason, error)
+            self._logged.add(said)
+        _log.log(level, "session %s %s: %s", record.ticket.session_id, said, error)
+
+
+def _mark(record: Examined) -> str:
+    return f"{record.ticket.session_id}-{record.ticket.sequence}"
 
 
 def reason_of(error: OSError) -> str:

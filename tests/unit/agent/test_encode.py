@@ -9,9 +9,13 @@ import numpy as np
 import pytest
 import xxhash
 
-from rankdump.codec import codec_named
-from rankdumpd.agent.encode import encode
-from rankdumpd.agent.values import Parcel, Ticket
+from rankdump.codec import Codec, codec_named, codec_of
+from rankdumpd.agent.encode import encode, examine
+from rankdumpd.agent.values import Encoded, Parcel, Ticket
+
+
+def encoded_as(parcel: Parcel, codec: Codec, items: tuple[str, ...] | None = None) -> Encoded:
+    return encode(parcel, examine(parcel, items), codec)
 
 
 @pytest.mark.parametrize("codec_name", ["none", "zstd"])
@@ -22,22 +26,23 @@ from rankdumpd.agent.values import Parcel, Ticket
         np.array(True),
         np.zeros((0, 3), dtype=np.complex64),
         np.arange(5, dtype=np.int8),
+        np.random.default_rng(4).integers(0, 256, 1 << 17, dtype=np.uint8),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else f"{value.dtype}{value.shape}",
 )
 def test_numpy_loads_what_was_sent(make_head, codec_name, array):
     """Unpacked, the file is what numpy loads as the very array; its digest is of the elements."""
     data = array.tobytes()
     head = make_head(dtype=array.dtype.name, shape=array.shape, byte_count=len(data))
-    codec = codec_named(codec_name)
-    encoded = encode(Parcel(Ticket("s", 1), head, memoryview(data)), codec, None)
+    parcel = Parcel(Ticket("s", 1), head, memoryview(data))
+    encoded = encoded_as(parcel, codec_named(codec_name))
     packed = b"".join(encoded.parts)
-    assert encoded.bytes_stored == len(packed)
-    assert encoded.digest == xxhash.xxh3_128_hexdigest(data)
-    loaded = np.load(io.BytesIO(codec.decode(packed, limit_bytes=1 << 20)))
+    assert encoded.record.digest == xxhash.xxh3_128_hexdigest(data)
+    plain = codec_of(f"a.npy{encoded.suffix}").decode(packed, limit_bytes=1 << 20)
+    loaded = np.load(io.BytesIO(plain))
     assert (loaded.dtype, loaded.shape) == (array.dtype, array.shape)
     assert loaded.tobytes() == data
-    assert encoded.figures is None
+    assert encoded.record.figures is None
 
 
 @pytest.mark.parametrize(
@@ -57,8 +62,8 @@ def test_figures_are_of_the_elements_as_they_arrived(make_head, array, figures):
     data = array.tobytes()
     head = make_head(dtype=array.dtype.name, shape=array.shape, byte_count=len(data))
     parcel = Parcel(Ticket("s", 1), head, memoryview(data))
-    encoded = encode(parcel, codec_named("zstd"), ("max", "min", "l2norm", "count"))
-    assert encoded.figures == figures
+    encoded = encoded_as(parcel, codec_named("zstd"), ("max", "min", "l2norm", "count"))
+    assert encoded.record.figures == figures
     assert encoded.parts
 
 
@@ -67,13 +72,13 @@ def test_digest_column_of_a_widened_type_is_over_its_own_bytes(make_head):
     data = bytes.fromhex("803f0040")
     head = make_head(dtype="bfloat16", shape=(2,), byte_count=4)
     parcel = Parcel(Ticket("s", 1), head, memoryview(data))
-    encoded = encode(parcel, codec_named("none"), ("max", "md5"))
-    assert encoded.figures == ("2", hashlib.md5(data, usedforsecurity=False).hexdigest())
+    encoded = encoded_as(parcel, codec_named("none"), ("max", "md5"))
+    assert encoded.record.figures == ("2", hashlib.md5(data, usedforsecurity=False).hexdigest())
 
 
 def test_figures_that_came_along_are_all_there_is(make_head):
     """A record without elements is not packed, and its figures are the rank's own."""
     head = make_head(figures=("6", "1"))
-    encoded = encode(Parcel(Ticket("s", 1), head, memoryview(b"")), codec_named("zstd"), None)
-    assert (encoded.figures, encoded.parts, encoded.bytes_stored) == (("6", "1"), (), 0)
-    assert encoded.digest == ""
+    encoded = encoded_as(Parcel(Ticket("s", 1), head, memoryview(b"")), codec_named("zstd"))
+    assert (encoded.record.figures, encoded.parts, encoded.suffix) == (("6", "1"), (), "")
+    assert encoded.record.digest == ""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import errno
+import logging
 import stat
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,7 @@ import pytest
 from rankdump.contract.key import Side
 from rankdump.contract.layout.profile import PROFILES
 from rankdumpd.agent.tree import Tree, write_all
-from rankdumpd.agent.values import Encoded, Fate, Ticket
+from rankdumpd.agent.values import Encoded, Examined, Fate, Original, Ticket
 from rankdumpd.agent.write import Writer
 
 LONG = "Default/" + "x" * 300 + "-op0"
@@ -23,7 +23,11 @@ def tree(root: Path, **fields) -> Tree:
 
 
 def encoded(head, sequence: int = 1, data: bytes = b"12345") -> Encoded:
-    return Encoded(Ticket("session", sequence), head, "digest", "", (data[:2], data[2:]), len(data))
+    return Encoded(examined(head, sequence), "", (data[:2], data[2:]))
+
+
+def examined(head, sequence: int = 1, figures: tuple[str, ...] | None = None) -> Examined:
+    return Examined(Ticket("session", sequence), head, "digest", figures)
 
 
 def files(root: Path) -> list[Path]:
@@ -33,7 +37,7 @@ def files(root: Path) -> list[Path]:
 def test_stored_under_its_place_with_modes(make_head, tmp_path):
     """A record lands where the layout says, readable as the plan says, with nothing beside it."""
     outcome = Writer(tree(tmp_path / "a" / "b")).write(encoded(make_head()))
-    assert outcome.fate is Fate.STORED
+    assert (outcome.fate, outcome.bytes_stored) == (Fate.STORED, 5)
     (path,) = files(tmp_path)
     assert path == tmp_path / "a" / "b" / outcome.path
     assert path.read_bytes() == b"12345"
@@ -171,7 +175,7 @@ def test_profiles_spell_file_and_row(
     """A record's file and its row are spelt as the profile says, its folder is the same."""
     writer = Writer(tree(tmp_path), profile=PROFILES[profile], device_target=device_target)
     head = make_head(op_name="Default/a/MatMul-op0", dtype=dtype)
-    outcome = writer.write(replace(encoded(head), figures=("6", "1")))
+    outcome = writer.write(Encoded(examined(head, figures=("6", "1")), "", (b"1",)))
     file = f"MatMul.{name}.0.0.1.output.0.DefaultFormat{token}.npy"
     assert outcome.path == f"rank_0/Net/0/0/{file}"
     assert outcome.row is not None
@@ -189,10 +193,9 @@ def test_constants_stand_beside_the_iterations(make_head, tmp_path):
 def test_figures_alone_make_a_row_and_no_file(make_head, tmp_path):
     """A record without elements is stored as its row."""
     head = make_head(figures=("6",))
-    outcome = Writer(tree(tmp_path)).write(
-        Encoded(Ticket("s", 1), head, "", "", (), 0, head.figures)
-    )
-    assert (outcome.fate, outcome.path) == (Fate.STORED, "")
+    record = Examined(Ticket("s", 1), head, "", head.figures)
+    outcome = Writer(tree(tmp_path)).write(Encoded(record, "", ()))
+    assert (outcome.fate, outcome.path, outcome.original) == (Fate.STORED, "", None)
     assert outcome.row is not None
     assert files(tmp_path) == []
 
@@ -204,6 +207,129 @@ def test_record_that_could_not_be_written_has_no_row(make_head, tmp_path, caplog
         raise OSError(errno.ENOSPC, "failing on purpose")
 
     writer = Writer(tree(tmp_path, write=fail))
-    outcome = writer.write(replace(encoded(make_head()), figures=("6",)))
+    outcome = writer.write(Encoded(examined(make_head(), figures=("6",)), "", (b"1",)))
     assert (outcome.fate, outcome.row) == (Fate.DROPPED, None)
     assert len(caplog.records) == 1
+
+
+class TestLinks:
+    """A second name for a file that is whole and as it was written, or None and nothing else."""
+
+    def original(self, writer: Writer, make_head) -> Original:
+        original = writer.write(encoded(make_head())).original
+        assert original
+        return original
+
+    def test_a_link_is_the_same_file(self, make_head, tmp_path):
+        """It stands where the layout says, takes no room, and leaves nothing beside it."""
+        writer = Writer(tree(tmp_path))
+        original = self.original(writer, make_head)
+        record = examined(make_head(rank=3, side=Side.INPUT, iteration=7), 2, ("6",))
+        outcome = writer.link(record, original)
+        assert outcome
+        assert (outcome.fate, outcome.bytes_stored, outcome.digest) == (Fate.LINKED, 0, "digest")
+        assert outcome.path.startswith("rank_3/Net/0/7/")
+        assert outcome.row
+        assert outcome.row.folder == "rank_3/Net/0/7"
+        assert (tmp_path / outcome.path).samefile(tmp_path / original.path)
+        assert len(files(tmp_path)) == 2
+        (tmp_path / original.path).unlink()
+        assert (tmp_path / outcome.path).read_bytes() == b"12345"
+
+    def test_a_long_name_is_mapped(self, make_head, tmp_path):
+        """What a link is called in full stands in mapping.csv like any other name."""
+        writer = Writer(tree(tmp_path))
+        outcome = writer.link(
+            examined(make_head(op_name=LONG), 2), self.original(writer, make_head)
+        )
+        assert outcome
+        mapping = tmp_path / "rank_0" / "Net" / "0" / "0" / "mapping.csv"
+        assert mapping.read_text().startswith(Path(outcome.path).name + ",")
+
+    def test_sent_again(self, make_head, tmp_path):
+        """Renaming one name of a file over another of it does nothing: no hidden name stays."""
+        writer = Writer(tree(tmp_path))
+        original = self.original(writer, make_head)
+        for _ in range(2):
+            assert writer.link(examined(make_head(slot=1), 2), original)
+        assert len(files(tmp_path)) == 2
+        assert writer.link(examined(make_head(), 1), original) is None
+
+    def test_leftover_of_a_crash_between_link_and_rename(self, make_head, tmp_path):
+        """The hidden name of a link is taken away, and the file behind it is not written to."""
+        writer = Writer(tree(tmp_path))
+        original = self.original(writer, make_head)
+        source = tmp_path / original.path
+        source.with_name(".session-2.tmp").hardlink_to(source)
+        assert writer.write(encoded(make_head(slot=1), 2, b"other")).fate is Fate.STORED
+        source.with_name(".session-3.tmp").hardlink_to(source)
+        assert writer.link(examined(make_head(slot=2), 3), original)
+        assert source.read_bytes() == b"12345"
+        assert len(files(tmp_path)) == 3
+
+    @pytest.mark.parametrize("harm", ["gone", "changed", "replaced", "mode", "symlink"])
+    def test_not_as_it_was_written(self, make_head, tmp_path, harm):
+        """A file that is gone or not the one that was written is never linked to."""
+        writer = Writer(tree(tmp_path))
+        original = self.original(writer, make_head)
+        path = tmp_path / original.path
+        if harm == "changed":
+            path.chmod(0o600)
+            path.write_bytes(b"54321")
+            path.chmod(0o440)
+        elif harm == "mode":
+            path.chmod(0o444)
+        else:
+            path.rename(tmp_path / "elsewhere")
+            if harm == "replaced":
+                path.write_bytes(b"54321")
+                path.chmod(0o440)
+            elif harm == "symlink":
+                path.symlink_to(tmp_path / "elsewhere")
+        before = files(tmp_path)
+        assert writer.link(examined(make_head(iteration=1), 2), original) is None
+        assert files(tmp_path) == before
+
+    @pytest.mark.parametrize("number", [errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP])
+    def test_where_links_are_not_possible(self, make_head, tmp_path, monkeypatch, caplog, number):
+        """A disk that refuses a link is no loss: said once, and writing goes on."""
+
+        def refuse(*_: object, **__: object) -> None:
+            raise OSError(number, "refusing on purpose")
+
+        caplog.set_level(logging.INFO)
+        writer = Writer(tree(tmp_path))
+        original = self.original(writer, make_head)
+        monkeypatch.setattr("os.link", refuse)
+        for sequence in (2, 3):
+            assert writer.link(examined(make_head(slot=1), sequence), original) is None
+        assert writer.write(encoded(make_head(slot=1), 4)).fate is Fate.STORED
+        assert [record.levelname for record in caplog.records] == ["INFO"]
+
+    def test_a_folder_that_leads_out(self, make_head, tmp_path):
+        """No link is made outside the tree."""
+        outside = tmp_path / "outside"
+        outside.mkdir()
+        writer = Writer(tree(tmp_path / "root"))
+        original = self.original(writer, make_head)
+        (tmp_path / "root" / "rank_1").symlink_to(outside)
+        assert writer.link(examined(make_head(rank=1), 2), original) is None
+        assert list(outside.iterdir()) == []
+
+    def test_a_synced_tree_links_too(self, make_head, tmp_path):
+        """Syncing changes when a link counts as safe, not that it is made."""
+        writer = Writer(tree(tmp_path, synced=True))
+        original = self.original(writer, make_head)
+        assert writer.link(examined(make_head(iteration=9), 2), original)
+
+    def test_kinds_of_trees(self, tmp_path):
+        """Another root, mode or durability makes another kind; another spelling does not."""
+        (tmp_path / "b").symlink_to(tmp_path / "a")
+        kinds = [
+            tree(tmp_path / "a").kind,
+            tree(tmp_path / "c").kind,
+            tree(tmp_path / "a", synced=True).kind,
+            Tree(str(tmp_path / "a"), file_mode=0o400, folder_mode=0o750).kind,
+        ]
+        assert len(set(kinds)) == 4
+        assert tree(tmp_path / "b").kind == kinds[0]

@@ -50,6 +50,31 @@ def test_ls_opens_with_an_overview(grown, capsys):
     assert lines[-1].startswith(f"{grown.root}: 16 tensors of 2 ranks in 2 iterations, ")
 
 
+def test_ls_digest_marks_what_is_the_same(grown, capsys):
+    """Same bytes, type and shape have one mark; what stands alone or is unknown has none."""
+    grown.tensor(1, 2, "Default/Only-op0", VALUES + 1)
+    grown.complete(1, 2)
+    grown.tensor(1, 3, "Default/Unfinished-op0", VALUES)
+    code, out, _ = told(capsys, "ls", grown.root, "--digest", "--limit", 0)
+    cells = [line.split() for line in out.splitlines() if "-op" in line]
+    held = json.loads(told(capsys, "ls", grown.root, "--json")[1])["tensors"]
+    assert code == 0
+    same = [line for line in cells if line[-1] in ("=1", "=2")]
+    assert [line[-2] for line in same] == [tensor["digest"][:12] for tensor in held[:16]]
+    by_type = {(tensor["dtype"], line[-1]) for tensor, line in zip(held, same, strict=False)}
+    assert by_type == {("float32", "=1"), ("bfloat16", "=2")}
+    assert [line[-1] for line in cells[16:]] == [held[16]["digest"][:12], "-"]
+    assert "16 tensors with a mark, 2 different" in out.splitlines()
+
+
+def test_ls_digest_of_the_first_marks_what_comes_later(grown, capsys):
+    """A mark says that there is another one, listed or not; without the option there is none."""
+    _, out, _ = told(capsys, "ls", grown.root, "--digest", "--rank", 1, "--limit", 1)
+    (line,) = (line for line in out.splitlines() if "Linear-op0" in line)
+    assert line.endswith("=1")
+    assert "=1" not in told(capsys, "ls", grown.root, "--rank", 1)[1]
+
+
 @pytest.mark.parametrize(
     ("options", "count"),
     [

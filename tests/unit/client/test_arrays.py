@@ -84,3 +84,25 @@ def test_a_type_that_numpy_lacks_is_judged_by_its_own_values(monkeypatch, bits, 
     monkeypatch.setattr("rankdump.adapters.arrays.element_type", lambda _: element_type("bfloat16"))
     source = ArraySource(np.array([bits], "u2").view("f2"))
     assert source.finite() is finite
+
+
+@pytest.mark.parametrize(
+    ("array", "packed"),
+    [
+        (np.arange(6, dtype="<i4").reshape(2, 3), True),
+        (np.float32(2.5), True),
+        (np.zeros((0, 3), "<f4"), True),
+        (np.array([True, False]), True),
+        (np.arange(6, dtype="<i4").reshape(2, 3).T, False),
+        (np.arange(6, dtype="<i4")[::2], False),
+        (np.arange(6, dtype=">i4"), False),
+    ],
+)
+def test_elements_are_lent_where_they_lie_as_they_are_copied(array, packed):
+    """Law: what is lent is what a copy would be, or nothing."""
+    source = ArraySource(array)
+    lent = source.elements()
+    assert (lent is not None) is packed
+    target = memoryview(bytearray(source.byte_count))
+    source.copy_into(target)
+    assert lent is None or bytes(lent) == bytes(target)

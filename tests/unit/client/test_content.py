@@ -15,6 +15,7 @@ from rankdump.contract.key import Side
 from rankdump.contract.layout.statistic_csv import OLD_ITEMS
 from rankdump.contract.plan import (
     Content,
+    Delivery,
     DumpPlan,
     Iterations,
     Operators,
@@ -152,6 +153,28 @@ def test_on_the_device_a_step_is_read_back_once_and_rows_keep_their_order(runnin
     assert found == [("a", "a"), ("b", "7"), ("c", "c"), ("d", "d"), ("e", "e")]
     stamps = [record.timestamp_us for record in bodies(running, "record")]
     assert stamps == sorted(stamps)
+
+
+def test_figures_of_a_host_wait_for_the_end_of_a_step_that_fits_the_buffer(running):
+    """Law: a buffer that holds two records loses none of a step with more of them."""
+    names = "abcdefg"
+    for buffer_bytes, before_the_end in [(1, 7), (4096, 4), (1 << 20, 0)]:
+        plan = a_plan(saved="statistic", statistics=("max",))
+        plan = replace(plan, delivery=Delivery(buffer_bytes=buffer_bytes))
+        running.agent.frames.clear()
+        pipeline = Pipeline(plan, request(), running.address)
+        pipeline.start()
+        for number, name in enumerate(names):
+            array = np.array([number, 1], "f4")
+            seen = Observation(0, "Add", name, Side.OUTPUT, 0, "", ArraySource(array))
+            pipeline.recorder.observe(seen)
+        assert len(bodies(running, "record")) <= before_the_end
+        pipeline.end_iteration(ran=True)
+        pipeline.close()
+        found = [(r.op_name, *r.figures.texts) for r in bodies(running, "record")]
+        assert found == [(name, str(max(at, 1))) for at, name in enumerate(names)]
+        (end,) = bodies(running, "iteration_end")
+        assert (end.expected, dict(end.dropped)) == (7, {})
 
 
 def test_figures_that_cannot_be_read_back_are_counted(running, monkeypatch, caplog):

@@ -1,9 +1,12 @@
 """The launcher's variables: who wins, and what is not a number."""
 
+import sys
+import types
+
 import pytest
 
 from rankdump.contract.errors import ConfigError
-from rankdump.identity import Identity, identify
+from rankdump.identity import Identity, identify, introduction
 
 
 @pytest.mark.parametrize(
@@ -47,3 +50,10 @@ def test_a_variable_that_is_no_number_is_named(text):
     with pytest.raises(ConfigError, match="RANK") as caught:
         identify({"RANK": text})
     assert repr(text) in str(caught.value)
+
+
+def test_a_folder_named_torch_is_not_torch(monkeypatch):
+    """A job without torch may import a package of that name that is only a folder."""
+    monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))
+    request = introduction(Identity(), plan_json=b"", config_source=b"")
+    assert (request.framework, request.device_target) == ("numpy", "CPU")

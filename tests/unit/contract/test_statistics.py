@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from rankdump.contract import dtypes, statistics
+from rankdump.contract import dtypes, moments, statistics
 from rankdump.contract.errors import UnsupportedError
 from rankdump.contract.statistics import ITEMS, figures
 
@@ -146,9 +146,56 @@ def test_large_tensor_has_the_figures_of_one_pass(monkeypatch: pytest.MonkeyPatc
     rng = np.random.default_rng(7)
     array = rng.normal(size=100_003).astype("f4")
     whole = of(ALL, array)
-    monkeypatch.setattr(statistics, "_BLOCK", 1 << 10)
+    monkeypatch.setattr(moments, "_BLOCK", 1 << 10)
     assert of(ALL, array) == whole
     for at in (0, 50_000, 100_002):
         broken = array.copy()
         broken[at] = NAN
         assert of(("max", "min", "avg", "l2norm", "nan count"), broken) == ("nan",) * 4 + ("1",)
+
+
+@pytest.mark.parametrize("name", [n for n in dtypes.ELEMENT_TYPES if statistics.countable(n)])
+@given(data=st.data())
+@settings(max_examples=30, deadline=None)
+def test_many_tensors_have_the_figures_of_each(name: str, data: st.DataObject):
+    """Law: measured together, tensors have the figures that each has by itself."""
+    item_bytes = dtypes.element_type(name).item_bytes
+    sizes = data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=6))
+    rest = 1 if name == "bool" else 255
+    byte = st.integers(0, rest)
+    tensors = [
+        bytes(data.draw(st.lists(byte, min_size=n * item_bytes, max_size=n * item_bytes)))
+        for n in sizes
+    ]
+    together = statistics.figures_of_many(ALL, name, tensors)
+    for each, texts in zip(tensors, together, strict=True):
+        alone = dict(zip(ALL, figures(ALL, name, memoryview(each)), strict=True))
+        found = dict(zip(ALL, texts, strict=True))
+        # A sum may differ in its last bit with the order of addition.
+        assert float(found.pop("l2norm")) == pytest.approx(float(alone.pop("l2norm")), nan_ok=True)
+        sums = (float(found.pop("avg")), float(alone.pop("avg")))
+        extremes = [abs(float(alone[item])) for item in ("max", "min")]
+        assert sums[0] == pytest.approx(sums[1], abs=1e-12 * max(extremes), nan_ok=True)
+        assert found == alone
+
+
+def test_many_tensors_have_elements_and_a_type_with_figures():
+    for dtype, tensors, message in [
+        ("complex64", [b"12345678"], "complex64"),
+        ("float32", [b"1234", b""], "tensor 1 of 2 has no elements"),
+    ]:
+        with pytest.raises(UnsupportedError, match=message):
+            statistics.figures_of_many(("max",), dtype, tensors)
+
+
+def test_figures_of_more_than_one_block_are_those_of_the_whole():
+    """Law: where blocks and chunks end changes no figure; a NaN in any of them is seen."""
+    values = np.random.default_rng(7).normal(size=(1 << 18) + 77).astype("f4")
+    wide = values.astype("f8")
+    found = of(("max", "min", "l2norm", "avg", "count"), values)
+    norm, mean = f"{np.linalg.norm(wide):g}", f"{wide.mean():g}"
+    assert found == (f"{wide.max():g}", f"{wide.min():g}", norm, mean, str(values.size))
+    for at in (0, 1 << 17, values.size - 1):
+        spoilt = values.copy()
+        spoilt[at] = NAN
+        assert of(("max", "min", "l2norm", "nan count"), spoilt) == ("nan", "nan", "nan", "1")

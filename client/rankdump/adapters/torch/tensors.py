@@ -7,7 +7,7 @@ sees.
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -29,28 +29,21 @@ _SMALL_BYTES = 1 << 16
 """Below this a plain copy takes less time than asking torch for one, which may use threads."""
 
 
-@dataclass(frozen=True, slots=True)
 class TorchTensor:
     """A tensor with its own elements, strided, on any device."""
 
-    tensor: Tensor
-    version: int | None = None
-    """How often it had been changed in place; None when it does not count that."""
+    __slots__ = ("byte_count", "dtype", "shape", "tensor", "version")
 
-    @property
-    def dtype(self) -> str:
+    def __init__(self, tensor: Tensor, version: int | None = None) -> None:
+        self.tensor = tensor
+        self.version = version
+        """How often it had been changed in place; None when it does not count that."""
+        self.dtype = dtype_name(tensor)
         """Common name of the element type."""
-        return dtype_name(self.tensor)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
+        self.shape = tuple(tensor.shape)
         """Extents, outermost first."""
-        return tuple(self.tensor.shape)
-
-    @property
-    def byte_count(self) -> int:
+        self.byte_count = tensor.numel() * tensor.element_size()
         """Bytes of the elements, packed."""
-        return self.tensor.numel() * self.tensor.element_size()
 
     def copy_into(self, target: memoryview) -> None:
         """Write the elements into `byte_count` writable bytes, C order, little endian."""
@@ -60,13 +53,21 @@ class TorchTensor:
                 raise ProtocolError(f"tensor of {size} bytes into a target of {target.nbytes}")
             if not size:
                 return
-            if size <= _SMALL_BYTES and self._packed():
+            if size <= _SMALL_BYTES and _packed(self.tensor):
                 address = ctypes.addressof(ctypes.c_char.from_buffer(target))
                 ctypes.memmove(address, self.tensor.data_ptr(), size)
                 return
             with unobserved():
                 packed = torch.frombuffer(target, dtype=torch.uint8).view(self.tensor.dtype)
                 packed.view(self.tensor.shape).copy_(self.tensor.detach())
+
+    def elements(self) -> memoryview | None:
+        """Return the elements where they lie; None on a device, or if they are not packed."""
+        with outside_modes():
+            if not _packed(self.tensor):
+                return None
+            room = (ctypes.c_char * self.byte_count).from_address(self.tensor.data_ptr())
+            return memoryview(room).cast("B")
 
     def head(self, count: int) -> TorchTensor:
         """Return the first elements in C order, as a tensor of one dimension.
@@ -104,15 +105,6 @@ class TorchTensor:
             return None
         return device_figures.start(self.tensor, items, precision)
 
-    def _packed(self) -> bool:
-        """Return whether the elements lie in host memory just as they are to be written."""
-        tensor = self.tensor
-        return (
-            tensor.device.type == "cpu"
-            and tensor.is_contiguous()
-            and not (tensor.is_conj() or tensor.is_neg())
-        )
-
 
 def source_of(tensor: Tensor) -> TorchTensor | str:
     """Return the tensor as a source, or the reason why its elements cannot be read."""
@@ -123,7 +115,22 @@ def source_of(tensor: Tensor) -> TorchTensor | str:
 
 def dtype_name(tensor: Tensor) -> str:
     """Return the element type as in `contract.dtypes`."""
-    return str(tensor.dtype).removeprefix("torch.")
+    return _type_name(tensor.dtype)
+
+
+@cache
+def _type_name(kind: torch.dtype) -> str:
+    return str(kind).removeprefix("torch.")
+
+
+def _packed(tensor: Tensor) -> bool:
+    """Return whether the elements lie in host memory just as they are to be written."""
+    return (
+        tensor.is_cpu
+        and tensor.is_contiguous()
+        # Asked last: it costs more than all before.
+        and not (tensor.is_neg() or (tensor.is_complex() and tensor.is_conj()))
+    )
 
 
 def _first_rows(tensor: Tensor, count: int) -> Tensor:
@@ -137,7 +144,10 @@ def _first_rows(tensor: Tensor, count: int) -> Tensor:
 
 
 def _version(tensor: Tensor) -> int | None:
-    return None if tensor.is_inference() else version_of(tensor)
+    try:
+        return version_of(tensor)
+    except RuntimeError:  # a tensor of inference mode counts no changes
+        return None
 
 
 def _unreadable(tensor: Tensor) -> str:
@@ -149,7 +159,7 @@ def _unreadable(tensor: Tensor) -> str:
         return "unsupported_sparse"
     if tensor.is_nested or tensor.is_quantized:
         return "unsupported_nested" if tensor.is_nested else "unsupported_quantized"
-    if tensor.device.type == "meta" or torch.nn.parameter.is_lazy(tensor):
+    if tensor.is_meta or torch.nn.parameter.is_lazy(tensor):
         return "no_data"
     if dtype_name(tensor) not in ELEMENT_TYPES:
         return "unsupported_dtype"

@@ -1,0 +1,127 @@
+"""Step time with statistics and with full tensors, forward and backward, at module level.
+
+As peers.md, section C, measured others: two steps to warm up, three that count, cases in turns,
+every one a fresh twin and a fresh session. Those steps of the full-tensor case are a burst that the
+buffer takes in; the case then goes on until the buffer is full, and the steps after that are what a
+long run pays. msprobe steps in a process of its own when the variable
+BENCH_PEERS_PYTHON names a Python that has it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from dataclasses import dataclass
+
+import torch
+
+from . import msprobe_steps
+from .encoder import SHAPES, encoder_trainer
+from .host import Host, running_host
+from .result import Result, median
+from .training import STEPS, WARMUP_STEPS, step_times
+from .trees import check_complete
+
+REPETITIONS = 5
+SUSTAINED_STEPS = 12
+BUFFER_FULL_STEP = 8
+GROWTH_STEPS = 22
+EARLY, LATE = slice(1, 4), slice(19, 22)
+"""Around step 1 and around step 20; step 0 also describes the graph."""
+GROWTH_REPETITIONS = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What is trained, and what is kept of it; `saved` is empty for no hook at all."""
+
+    shape: str
+    saved: str = ""
+    steps: int = STEPS
+
+
+CASES = {
+    "no_hook": Case("standard"),
+    "statistic": Case("standard", "statistic"),
+    "full": Case("standard", "tensor", SUSTAINED_STEPS),
+    "many_small_no_hook": Case("many_small"),
+    "many_small_statistic": Case("many_small", "statistic"),
+}
+MSPROBE = {"": "standard", "many_small_": "many_small"}
+"""Shapes that msprobe is measured on, by what their names begin with."""
+
+Times = dict[str, list[float]]
+
+
+def measure() -> Result:
+    """Measure all cases in turns, then the first steps of a session against later ones."""
+    torch.set_num_threads(1)
+    python = os.environ.get("BENCH_PEERS_PYTHON", "")
+    times: Times = defaultdict(list)
+    with running_host() as host:
+        for repetition in range(REPETITIONS):
+            for name, case in CASES.items():
+                taken = _steps(host, f"{name}{repetition}", case)
+                times[name] += taken[WARMUP_STEPS:STEPS]
+                # None but the full-tensor case goes on that long.
+                times[f"{name}_sustained"] += taken[BUFFER_FULL_STEP:]
+            if python:
+                _measure_msprobe(host, python, repetition, times)
+        growth = _growth(host)
+    step_s = {name: median(found) for name, found in times.items() if found}
+    return Result(
+        figures={f"{name}_step_ms": found * 1e3 for name, found in step_s.items()},
+        ratios={
+            "step_vs_no_hook": step_s["statistic"] / step_s["no_hook"],
+            "full_step_vs_no_hook": step_s["full_sustained"] / step_s["no_hook"],
+            "full_burst_vs_no_hook": step_s["full"] / step_s["no_hook"],
+            "many_small_vs_no_hook": step_s["many_small_statistic"] / step_s["many_small_no_hook"],
+            "step20_vs_step1": growth,
+            **(_msprobe_ratios(step_s) if python else {}),
+        },
+    )
+
+
+def _steps(host: Host, name: str, case: Case) -> list[float]:
+    """Return the seconds of the steps of one fresh trainer; nothing is left of it."""
+    trainer = encoder_trainer(SHAPES[case.shape])
+    if not case.saved:
+        return step_times(lambda _: trainer.step(), case.steps)
+    session = host.session(name, saved_data=case.saved)
+    session.attach(trainer.model)
+
+    def step(number: int) -> None:
+        session.step(number)
+        trainer.step()
+
+    times = step_times(step, case.steps)
+    # Delivers what still waits: the next case has the machine to itself.
+    session.close()
+    check_complete(host.tree(name))
+    host.remove_tensors(name)
+    return times
+
+
+def _growth(host: Host) -> float:
+    """Return how much longer a step takes around step 20 of a session than around step 1."""
+    case = Case("growth", "statistic", GROWTH_STEPS)
+    taken = [_steps(host, f"growth{repetition}", case) for repetition in range(GROWTH_REPETITIONS)]
+    early, late = (median(s for times in taken for s in times[part]) for part in (EARLY, LATE))
+    return late / early
+
+
+def _measure_msprobe(host: Host, python: str, repetition: int, times: Times) -> None:
+    for prefix, shape in MSPROBE.items():
+        folder = host.folder / f"msprobe-{shape}-{repetition}"
+        no_hook_s, msprobe_s = msprobe_steps.run(python, shape, folder)
+        times[f"{prefix}msprobe_no_hook"] += no_hook_s
+        times[f"{prefix}msprobe"] += msprobe_s
+
+
+def _msprobe_ratios(step_s: dict[str, float]) -> dict[str, float]:
+    """Return our step against theirs, and theirs against their own twin without a hook."""
+    ratios = {"step_vs_msprobe": step_s["statistic"] / step_s["msprobe"]}
+    for prefix in MSPROBE:
+        theirs, plain = step_s[f"{prefix}msprobe"], step_s[f"{prefix}msprobe_no_hook"]
+        ratios[f"{prefix}msprobe_step_vs_no_hook"] = theirs / plain
+    return ratios
