@@ -56,6 +56,8 @@ class Agent:
         self._disk = DiskGauge()
         self._budget = Budget(settings.queue_bytes)
         self._streams = OpenStreams()
+        # First of all: who may not be here says only that.
+        self._ledger = Ledger(Path(settings.state_dir))
         self._slabs = Slabs(
             folder_for(settings.runtime_dir, socket_path(settings.listen)),
             group=group_of(settings.runtime_group),
@@ -65,7 +67,6 @@ class Agent:
         self._originals = Originals()
 
         self._reporter = Reporter(settings.coordinator, self._load)
-        self._ledger = Ledger(Path(settings.state_dir))
         self._registry = Registry(
             self._ledger,
             max_record_bytes=cap.record_bytes,
