@@ -16,6 +16,7 @@ from rankdump.contract.errors import PermanentError, RankdumpError
 from rankdump.contract.exchange import Declaration, RecordHead, SessionRequest
 from rankdump.ship import link as times
 from rankdump.ship.depot import Depot
+from rankdump.ship.items import Held
 from rankdump.ship.link import Link
 from rankdump.ship.loading import TooLargeError
 from rankdump.ship.outgoing import Outgoing
@@ -25,7 +26,7 @@ from rankdump.wire.convert import session_grant_from_wire, session_request_to_wi
 from rankdump.wire.errors import error_of
 from rankdump.wire.v1 import agent_pb2, agent_pb2_grpc
 
-__all__ = ["Link", "Ship"]
+__all__ = ["Held", "Link", "Ship"]
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +39,7 @@ class Ship:
         request: SessionRequest,
         address: str,
         *,
-        on_taken: Callable[[Staged], None],
+        on_taken: Callable[[Held], None],
         on_torn: Callable[[RecordHead], None],
         on_idle: Callable[[], None],
         on_link: Callable[[Link, str], None],
@@ -75,7 +76,7 @@ class Ship:
     def busy(self) -> bool:
         """Whether a tensor waits for the agent to take it."""
         with self._depot.changed:
-            return self._depot.items.records > 0
+            return self._depot.items.tensors > 0
 
     @property
     def lost_declarations(self) -> int:
@@ -129,12 +130,12 @@ class Ship:
         """Let go of the slab; return the tensors that nobody will write."""
         depot = self._depot
         with depot.changed:
-            left, ring, in_slab = depot.items.records, depot.ring, 0
+            left, ring, in_slab = depot.items.tensors, depot.ring, 0
             if ring is not None:
                 depot.ring = None
                 depot.changed.wait_for(lambda: not ring.copying, 2.0)
                 if self.link in (Link.UP, Link.AWAY):
-                    in_slab = left - depot.items.held_records
+                    in_slab = left - depot.items.held_tensors
                 ring.close()
         self.left_in_slab = in_slab
         return left - in_slab

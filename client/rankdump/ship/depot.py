@@ -12,7 +12,7 @@ from collections.abc import Callable
 from rankdump.contract.exchange import Declaration, RecordHead
 from rankdump.contract.slab import Reservation
 from rankdump.ship.bell import Bell
-from rankdump.ship.items import Items, Numbered
+from rankdump.ship.items import Held, Items, Numbered
 from rankdump.ship.link import Link
 from rankdump.ship.ring import Ring
 from rankdump.values import Placing, Staged, TensorSource
@@ -27,7 +27,7 @@ class Depot:
     """Safe to use from several threads; `submit` never waits, `place` as long as patience lasts."""
 
     def __init__(
-        self, *, on_taken: Callable[[Staged], None], on_torn: Callable[[RecordHead], None]
+        self, *, on_taken: Callable[[Held], None], on_torn: Callable[[RecordHead], None]
     ) -> None:
         self._on_taken, self._on_torn = on_taken, on_torn
         lock = threading.RLock()
@@ -71,9 +71,9 @@ class Depot:
         if ring is None:
             return Placing.ELSEWHERE
         body = record_body(head)
-        if not ring.fits(len(body), head.data_bytes):
+        if not ring.fits(len(body), head.byte_count):
             return Placing.ELSEWHERE
-        while (room := self._reserve(ring, body, head.data_bytes)) is None:
+        while (room := self._reserve(ring, body, head.byte_count)) is None:
             if self.ring is not ring or self._catching_up or self.closed:
                 return Placing.ELSEWHERE
             left_s = patience_s()
@@ -100,7 +100,7 @@ class Depot:
             if room is not None:
                 if not self.items.outstanding:
                     self._progress_s = time.monotonic()
-                self.items.number(is_record=True)
+                self.items.number(tensors=1)
                 ring.copying += 1
             return room
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from rankdump.ship.bell import BATCH_ENTRIES
 from rankdump.ship.depot import ROOM_POLL_S, Depot
-from rankdump.ship.items import Carried, Numbered
+from rankdump.ship.items import Carried, Held, Numbered
 from rankdump.ship.loading import Loader
 from rankdump.ship.ring import Ring
 from rankdump.values import Staged
@@ -21,7 +21,7 @@ class Outgoing:
     """The requests of the present stream; one that was replaced ends itself."""
 
     def __init__(
-        self, depot: Depot, *, on_taken: Callable[[Staged], None], on_idle: Callable[[], None]
+        self, depot: Depot, *, on_taken: Callable[[Held], None], on_idle: Callable[[], None]
     ) -> None:
         self._depot = depot
         self._loader = Loader(depot, on_taken)

@@ -88,11 +88,15 @@ class Ring:
         for entry in SlabReader(self._mapping.memory).entries():
             frame = agent_pb2.Frame.FromString(bytes(entry.frame))
             if frame.sequence > acknowledged and frame.sequence not in self._cut_from:
-                body = frame.WhichOneof("body")
-                yield Numbered(
-                    frame.sequence, Carried(frame, entry.data, entry.whole, body == "record")
-                )
+                carried = Carried(frame, entry.data, entry.whole, _tensors(frame))
+                yield Numbered(frame.sequence, carried)
 
     def close(self) -> None:
         """Let the agent know that nothing more comes."""
         self._mapping.close()
+
+
+def _tensors(frame: agent_pb2.Frame) -> int:
+    return (
+        len(frame.figure_rows.kinds) if frame.HasField("figure_rows") else frame.HasField("record")
+    )

@@ -16,7 +16,7 @@ from rankdump.wire.v1 import events_pb2 as rankdump_dot_wire_dot_v1_dot_events__
 from rankdump.wire.v1 import status_pb2 as rankdump_dot_wire_dot_v1_dot_status__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1crankdump/wire/v1/agent.proto\x12\x10rankdump.wire.v1\x1a\x1drankdump/wire/v1/events.proto\x1a\x1drankdump/wire/v1/status.proto\"\xed\x01\n\x12OpenSessionRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x12\n\nsession_id\x18\x02 \x01(\t\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x12\n\nworld_size\x18\x04 \x01(\r\x12\x0e\n\x06\x64\x65vice\x18\x05 \x01(\r\x12\x0c\n\x04host\x18\x06 \x01(\t\x12\x0b\n\x03pid\x18\x07 \x01(\x04\x12\x11\n\tframework\x18\x08 \x01(\t\x12\x15\n\rdevice_target\x18\t \x01(\t\x12\x11\n\tplan_json\x18\n \x01(\x0c\x12\x15\n\rconfig_source\x18\x0b \x01(\x0c\x12\x12\n\nwants_slab\x18\x0c \x01(\x08\"\x95\x01\n\x13OpenSessionResponse\x12\r\n\x05token\x18\x01 \x01(\x0c\x12\x1d\n\x15\x61\x63knowledged_sequence\x18\x02 \x01(\x04\x12\x18\n\x10max_record_bytes\x18\x03 \x01(\x04\x12$\n\x04slab\x18\x04 \x01(\x0b\x32\x16.rankdump.wire.v1.Slab\x12\x10\n\x08\x65xcluded\x18\x05 \x01(\t\"$\n\x04Slab\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0e\n\x06length\x18\x02 \x01(\x04\"\x9e\x01\n\x0bPushRequest\x12(\n\x05hello\x18\x01 \x01(\x0b\x32\x17.rankdump.wire.v1.HelloH\x00\x12-\n\x05\x62\x61tch\x18\x02 \x01(\x0b\x32\x1c.rankdump.wire.v1.FrameBatchH\x00\x12.\n\x08\x64oorbell\x18\x03 \x01(\x0b\x32\x1a.rankdump.wire.v1.DoorbellH\x00\x42\x06\n\x04\x62ody\"*\n\x05Hello\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05token\x18\x02 \x01(\x0c\"\x1b\n\x08\x44oorbell\x12\x0f\n\x07written\x18\x01 \x01(\x04\"5\n\nFrameBatch\x12\'\n\x06\x66rames\x18\x01 \x03(\x0b\x32\x17.rankdump.wire.v1.Frame\"\x89\x03\n\x05\x46rame\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12*\n\x06record\x18\x02 \x01(\x0b\x32\x18.rankdump.wire.v1.RecordH\x00\x12(\n\x05\x63hunk\x18\x03 \x01(\x0b\x32\x17.rankdump.wire.v1.ChunkH\x00\x12\x30\n\x06\x65vents\x18\x04 \x01(\x0b\x32\x1e.rankdump.wire.v1.EventColumnsH\x00\x12\x37\n\riteration_end\x18\x05 \x01(\x0b\x32\x1e.rankdump.wire.v1.IterationEndH\x00\x12\x33\n\x0bsession_end\x18\x06 \x01(\x0b\x32\x1c.rankdump.wire.v1.SessionEndH\x00\x12\x31\n\ngraph_part\x18\x07 \x01(\x0b\x32\x1b.rankdump.wire.v1.GraphPartH\x00\x12=\n\x10kernel_arguments\x18\x08 \x01(\x0b\x32!.rankdump.wire.v1.KernelArgumentsH\x00\x42\x06\n\x04\x62ody\"\xf1\x02\n\x06Record\x12\r\n\x05graph\x18\x01 \x01(\r\x12\x11\n\titeration\x18\x02 \x01(\x04\x12\x0f\n\x07op_type\x18\x03 \x01(\t\x12\x0f\n\x07op_name\x18\x04 \x01(\t\x12$\n\x04side\x18\x05 \x01(\x0e\x32\x16.rankdump.wire.v1.Side\x12\x0c\n\x04slot\x18\x06 \x01(\r\x12\x14\n\x0ctimestamp_us\x18\x07 \x01(\x04\x12\x0c\n\x04task\x18\x08 \x01(\r\x12\x0e\n\x06stream\x18\t \x01(\r\x12\r\n\x05\x64type\x18\n \x01(\t\x12\r\n\x05shape\x18\x0b \x03(\x04\x12\x12\n\nbyte_count\x18\x0c \x01(\x04\x12\x10\n\x08\x61rgument\x18\r \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x0e \x01(\x0c\x12*\n\x07\x66igures\x18\x10 \x01(\x0b\x32\x19.rankdump.wire.v1.Figures\x12\x13\n\x0bswitched_on\x18\x11 \x01(\x08\x12\x10\n\x08\x63onstant\x18\x12 \x01(\x08\x12\x10\n\x08\x64\x65graded\x18\x13 \x01(\x08J\x04\x08\x0f\x10\x10\"\x18\n\x07\x46igures\x12\r\n\x05texts\x18\x01 \x03(\t\"%\n\x05\x43hunk\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"\xb3\x01\n\x0cIterationEnd\x12\x11\n\titeration\x18\x01 \x01(\x04\x12\x10\n\x08\x65xpected\x18\x02 \x01(\x04\x12<\n\x07\x64ropped\x18\x03 \x03(\x0b\x32+.rankdump.wire.v1.IterationEnd.DroppedEntry\x12\x10\n\x08stall_us\x18\x04 \x01(\x04\x1a.\n\x0c\x44roppedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\xab\x01\n\tGraphPart\x12\r\n\x05graph\x18\x01 \x01(\r\x12*\n\x05nodes\x18\x02 \x03(\x0b\x32\x1b.rankdump.wire.v1.GraphNode\x12\x34\n\nparameters\x18\x03 \x03(\x0b\x32 .rankdump.wire.v1.GraphParameter\x12\x10\n\x08\x63ompiled\x18\x04 \x01(\x08\x12\r\n\x05\x66irst\x18\x05 \x01(\x08\x12\x0c\n\x04last\x18\x06 \x01(\x08\"\x8b\x02\n\tGraphNode\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07op_type\x18\x02 \x01(\t\x12\x0e\n\x06inputs\x18\x03 \x03(\t\x12-\n\x07outputs\x18\x04 \x03(\x0b\x32\x1c.rankdump.wire.v1.TensorType\x12?\n\nattributes\x18\x05 \x03(\x0b\x32+.rankdump.wire.v1.GraphNode.AttributesEntry\x12,\n\x06source\x18\x06 \x03(\x0b\x32\x1c.rankdump.wire.v1.SourceLine\x1a\x31\n\x0f\x41ttributesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"J\n\x0eGraphParameter\x12\x0c\n\x04name\x18\x01 \x01(\t\x12*\n\x04type\x18\x02 \x01(\x0b\x32\x1c.rankdump.wire.v1.TensorType\"*\n\nTensorType\x12\r\n\x05\x64type\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x04\"H\n\nSourceLine\x12\x0c\n\x04\x66ile\x18\x01 \x01(\t\x12\x0c\n\x04line\x18\x02 \x01(\r\x12\x10\n\x08\x66unction\x18\x03 \x01(\t\x12\x0c\n\x04\x63ode\x18\x04 \x01(\t\"\\\n\x0fKernelArguments\x12\x11\n\titeration\x18\x01 \x01(\x04\x12\x36\n\toperators\x18\x02 \x03(\x0b\x32#.rankdump.wire.v1.OperatorArguments\"\xb4\x01\n\x11OperatorArguments\x12\r\n\x05graph\x18\x01 \x01(\r\x12\x0f\n\x07op_type\x18\x02 \x01(\t\x12\x0f\n\x07op_name\x18\x03 \x01(\t\x12?\n\x06values\x18\x04 \x03(\x0b\x32/.rankdump.wire.v1.OperatorArguments.ValuesEntry\x1a-\n\x0bValuesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"4\n\nSessionEnd\x12\x17\n\x0fiterations_seen\x18\x01 \x01(\x04\x12\r\n\x05notes\x18\x02 \x03(\t\"?\n\x0cPushResponse\x12\x1d\n\x15\x61\x63knowledged_sequence\x18\x01 \x01(\x04\x12\x10\n\x08\x64raining\x18\x02 \x01(\x08\"\x14\n\x12\x41gentStatusRequest\"A\n\x13\x41gentStatusResponse\x12*\n\x04view\x18\x01 \x01(\x0b\x32\x1c.rankdump.wire.v1.StatusView\"D\n\x0e\x43ontrolRequest\x12(\n\x05\x64rain\x18\x01 \x01(\x0b\x32\x17.rankdump.wire.v1.DrainH\x00\x42\x08\n\x06\x61\x63tion\"\x1b\n\x05\x44rain\x12\x12\n\ntimeout_ms\x18\x01 \x01(\r\":\n\x0f\x43ontrolResponse\x12\x0f\n\x07\x64rained\x18\x01 \x01(\x08\x12\x16\n\x0equeued_records\x18\x02 \x01(\x04*=\n\x04Side\x12\x14\n\x10SIDE_UNSPECIFIED\x10\x00\x12\x0e\n\nSIDE_INPUT\x10\x01\x12\x0f\n\x0bSIDE_OUTPUT\x10\x02\x32\xdc\x02\n\x0c\x41gentService\x12Z\n\x0bOpenSession\x12$.rankdump.wire.v1.OpenSessionRequest\x1a%.rankdump.wire.v1.OpenSessionResponse\x12I\n\x04Push\x12\x1d.rankdump.wire.v1.PushRequest\x1a\x1e.rankdump.wire.v1.PushResponse(\x01\x30\x01\x12U\n\x06Status\x12$.rankdump.wire.v1.AgentStatusRequest\x1a%.rankdump.wire.v1.AgentStatusResponse\x12N\n\x07\x43ontrol\x12 .rankdump.wire.v1.ControlRequest\x1a!.rankdump.wire.v1.ControlResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1crankdump/wire/v1/agent.proto\x12\x10rankdump.wire.v1\x1a\x1drankdump/wire/v1/events.proto\x1a\x1drankdump/wire/v1/status.proto\"\xed\x01\n\x12OpenSessionRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x12\n\nsession_id\x18\x02 \x01(\t\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x12\n\nworld_size\x18\x04 \x01(\r\x12\x0e\n\x06\x64\x65vice\x18\x05 \x01(\r\x12\x0c\n\x04host\x18\x06 \x01(\t\x12\x0b\n\x03pid\x18\x07 \x01(\x04\x12\x11\n\tframework\x18\x08 \x01(\t\x12\x15\n\rdevice_target\x18\t \x01(\t\x12\x11\n\tplan_json\x18\n \x01(\x0c\x12\x15\n\rconfig_source\x18\x0b \x01(\x0c\x12\x12\n\nwants_slab\x18\x0c \x01(\x08\"\x95\x01\n\x13OpenSessionResponse\x12\r\n\x05token\x18\x01 \x01(\x0c\x12\x1d\n\x15\x61\x63knowledged_sequence\x18\x02 \x01(\x04\x12\x18\n\x10max_record_bytes\x18\x03 \x01(\x04\x12$\n\x04slab\x18\x04 \x01(\x0b\x32\x16.rankdump.wire.v1.Slab\x12\x10\n\x08\x65xcluded\x18\x05 \x01(\t\"$\n\x04Slab\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0e\n\x06length\x18\x02 \x01(\x04\"\x9e\x01\n\x0bPushRequest\x12(\n\x05hello\x18\x01 \x01(\x0b\x32\x17.rankdump.wire.v1.HelloH\x00\x12-\n\x05\x62\x61tch\x18\x02 \x01(\x0b\x32\x1c.rankdump.wire.v1.FrameBatchH\x00\x12.\n\x08\x64oorbell\x18\x03 \x01(\x0b\x32\x1a.rankdump.wire.v1.DoorbellH\x00\x42\x06\n\x04\x62ody\"*\n\x05Hello\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05token\x18\x02 \x01(\x0c\"\x1b\n\x08\x44oorbell\x12\x0f\n\x07written\x18\x01 \x01(\x04\"5\n\nFrameBatch\x12\'\n\x06\x66rames\x18\x01 \x03(\x0b\x32\x17.rankdump.wire.v1.Frame\"\xbe\x03\n\x05\x46rame\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12*\n\x06record\x18\x02 \x01(\x0b\x32\x18.rankdump.wire.v1.RecordH\x00\x12(\n\x05\x63hunk\x18\x03 \x01(\x0b\x32\x17.rankdump.wire.v1.ChunkH\x00\x12\x30\n\x06\x65vents\x18\x04 \x01(\x0b\x32\x1e.rankdump.wire.v1.EventColumnsH\x00\x12\x37\n\riteration_end\x18\x05 \x01(\x0b\x32\x1e.rankdump.wire.v1.IterationEndH\x00\x12\x33\n\x0bsession_end\x18\x06 \x01(\x0b\x32\x1c.rankdump.wire.v1.SessionEndH\x00\x12\x31\n\ngraph_part\x18\x07 \x01(\x0b\x32\x1b.rankdump.wire.v1.GraphPartH\x00\x12=\n\x10kernel_arguments\x18\x08 \x01(\x0b\x32!.rankdump.wire.v1.KernelArgumentsH\x00\x12\x33\n\x0b\x66igure_rows\x18\t \x01(\x0b\x32\x1c.rankdump.wire.v1.FigureRowsH\x00\x42\x06\n\x04\x62ody\"\xc7\x01\n\nTensorKind\x12\r\n\x05graph\x18\x01 \x01(\r\x12\x0f\n\x07op_type\x18\x02 \x01(\t\x12\x0f\n\x07op_name\x18\x03 \x01(\t\x12$\n\x04side\x18\x04 \x01(\x0e\x32\x16.rankdump.wire.v1.Side\x12\x0c\n\x04slot\x18\x05 \x01(\r\x12\r\n\x05\x64type\x18\x06 \x01(\t\x12\r\n\x05shape\x18\x07 \x03(\x04\x12\x12\n\nbyte_count\x18\x08 \x01(\x04\x12\x10\n\x08\x61rgument\x18\t \x01(\t\x12\x10\n\x08\x63onstant\x18\n \x01(\x08\"\x80\x01\n\x06Record\x12\x0c\n\x04kind\x18\x01 \x01(\x0c\x12\x11\n\titeration\x18\x02 \x01(\x04\x12\x14\n\x0ctimestamp_us\x18\x03 \x01(\x04\x12\x0c\n\x04task\x18\x04 \x01(\r\x12\x0e\n\x06stream\x18\x05 \x01(\r\x12\x13\n\x0bswitched_on\x18\x06 \x01(\x08\x12\x0c\n\x04\x64\x61ta\x18\x07 \x01(\x0c\"}\n\nFigureRows\x12\x11\n\titeration\x18\x01 \x01(\x04\x12\r\n\x05kinds\x18\x02 \x03(\x0c\x12\x15\n\rtimestamps_us\x18\x03 \x03(\x04\x12\x0f\n\x07\x66igures\x18\x04 \x03(\t\x12\x13\n\x0bswitched_on\x18\x05 \x01(\x08\x12\x10\n\x08\x64\x65graded\x18\x06 \x01(\x08\"%\n\x05\x43hunk\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"\xb3\x01\n\x0cIterationEnd\x12\x11\n\titeration\x18\x01 \x01(\x04\x12\x10\n\x08\x65xpected\x18\x02 \x01(\x04\x12<\n\x07\x64ropped\x18\x03 \x03(\x0b\x32+.rankdump.wire.v1.IterationEnd.DroppedEntry\x12\x10\n\x08stall_us\x18\x04 \x01(\x04\x1a.\n\x0c\x44roppedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\xab\x01\n\tGraphPart\x12\r\n\x05graph\x18\x01 \x01(\r\x12*\n\x05nodes\x18\x02 \x03(\x0b\x32\x1b.rankdump.wire.v1.GraphNode\x12\x34\n\nparameters\x18\x03 \x03(\x0b\x32 .rankdump.wire.v1.GraphParameter\x12\x10\n\x08\x63ompiled\x18\x04 \x01(\x08\x12\r\n\x05\x66irst\x18\x05 \x01(\x08\x12\x0c\n\x04last\x18\x06 \x01(\x08\"\x8b\x02\n\tGraphNode\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07op_type\x18\x02 \x01(\t\x12\x0e\n\x06inputs\x18\x03 \x03(\t\x12-\n\x07outputs\x18\x04 \x03(\x0b\x32\x1c.rankdump.wire.v1.TensorType\x12?\n\nattributes\x18\x05 \x03(\x0b\x32+.rankdump.wire.v1.GraphNode.AttributesEntry\x12,\n\x06source\x18\x06 \x03(\x0b\x32\x1c.rankdump.wire.v1.SourceLine\x1a\x31\n\x0f\x41ttributesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"J\n\x0eGraphParameter\x12\x0c\n\x04name\x18\x01 \x01(\t\x12*\n\x04type\x18\x02 \x01(\x0b\x32\x1c.rankdump.wire.v1.TensorType\"*\n\nTensorType\x12\r\n\x05\x64type\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x04\"H\n\nSourceLine\x12\x0c\n\x04\x66ile\x18\x01 \x01(\t\x12\x0c\n\x04line\x18\x02 \x01(\r\x12\x10\n\x08\x66unction\x18\x03 \x01(\t\x12\x0c\n\x04\x63ode\x18\x04 \x01(\t\"\\\n\x0fKernelArguments\x12\x11\n\titeration\x18\x01 \x01(\x04\x12\x36\n\toperators\x18\x02 \x03(\x0b\x32#.rankdump.wire.v1.OperatorArguments\"\xb4\x01\n\x11OperatorArguments\x12\r\n\x05graph\x18\x01 \x01(\r\x12\x0f\n\x07op_type\x18\x02 \x01(\t\x12\x0f\n\x07op_name\x18\x03 \x01(\t\x12?\n\x06values\x18\x04 \x03(\x0b\x32/.rankdump.wire.v1.OperatorArguments.ValuesEntry\x1a-\n\x0bValuesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"4\n\nSessionEnd\x12\x17\n\x0fiterations_seen\x18\x01 \x01(\x04\x12\r\n\x05notes\x18\x02 \x03(\t\"?\n\x0cPushResponse\x12\x1d\n\x15\x61\x63knowledged_sequence\x18\x01 \x01(\x04\x12\x10\n\x08\x64raining\x18\x02 \x01(\x08\"\x14\n\x12\x41gentStatusRequest\"A\n\x13\x41gentStatusResponse\x12*\n\x04view\x18\x01 \x01(\x0b\x32\x1c.rankdump.wire.v1.StatusView\"D\n\x0e\x43ontrolRequest\x12(\n\x05\x64rain\x18\x01 \x01(\x0b\x32\x17.rankdump.wire.v1.DrainH\x00\x42\x08\n\x06\x61\x63tion\"\x1b\n\x05\x44rain\x12\x12\n\ntimeout_ms\x18\x01 \x01(\r\":\n\x0f\x43ontrolResponse\x12\x0f\n\x07\x64rained\x18\x01 \x01(\x08\x12\x16\n\x0equeued_records\x18\x02 \x01(\x04*=\n\x04Side\x12\x14\n\x10SIDE_UNSPECIFIED\x10\x00\x12\x0e\n\nSIDE_INPUT\x10\x01\x12\x0f\n\x0bSIDE_OUTPUT\x10\x02\x32\xdc\x02\n\x0c\x41gentService\x12Z\n\x0bOpenSession\x12$.rankdump.wire.v1.OpenSessionRequest\x1a%.rankdump.wire.v1.OpenSessionResponse\x12I\n\x04Push\x12\x1d.rankdump.wire.v1.PushRequest\x1a\x1e.rankdump.wire.v1.PushResponse(\x01\x30\x01\x12U\n\x06Status\x12$.rankdump.wire.v1.AgentStatusRequest\x1a%.rankdump.wire.v1.AgentStatusResponse\x12N\n\x07\x43ontrol\x12 .rankdump.wire.v1.ControlRequest\x1a!.rankdump.wire.v1.ControlResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -29,8 +29,8 @@ if _descriptor._USE_C_DESCRIPTORS == False:
   _globals['_GRAPHNODE_ATTRIBUTESENTRY']._serialized_options = b'8\001'
   _globals['_OPERATORARGUMENTS_VALUESENTRY']._options = None
   _globals['_OPERATORARGUMENTS_VALUESENTRY']._serialized_options = b'8\001'
-  _globals['_SIDE']._serialized_start=3128
-  _globals['_SIDE']._serialized_end=3189
+  _globals['_SIDE']._serialized_start=3243
+  _globals['_SIDE']._serialized_end=3304
   _globals['_OPENSESSIONREQUEST']._serialized_start=113
   _globals['_OPENSESSIONREQUEST']._serialized_end=350
   _globals['_OPENSESSIONRESPONSE']._serialized_start=353
@@ -46,49 +46,51 @@ if _descriptor._USE_C_DESCRIPTORS == False:
   _globals['_FRAMEBATCH']._serialized_start=776
   _globals['_FRAMEBATCH']._serialized_end=829
   _globals['_FRAME']._serialized_start=832
-  _globals['_FRAME']._serialized_end=1225
-  _globals['_RECORD']._serialized_start=1228
-  _globals['_RECORD']._serialized_end=1597
-  _globals['_FIGURES']._serialized_start=1599
-  _globals['_FIGURES']._serialized_end=1623
-  _globals['_CHUNK']._serialized_start=1625
-  _globals['_CHUNK']._serialized_end=1662
-  _globals['_ITERATIONEND']._serialized_start=1665
-  _globals['_ITERATIONEND']._serialized_end=1844
-  _globals['_ITERATIONEND_DROPPEDENTRY']._serialized_start=1798
-  _globals['_ITERATIONEND_DROPPEDENTRY']._serialized_end=1844
-  _globals['_GRAPHPART']._serialized_start=1847
-  _globals['_GRAPHPART']._serialized_end=2018
-  _globals['_GRAPHNODE']._serialized_start=2021
-  _globals['_GRAPHNODE']._serialized_end=2288
-  _globals['_GRAPHNODE_ATTRIBUTESENTRY']._serialized_start=2239
-  _globals['_GRAPHNODE_ATTRIBUTESENTRY']._serialized_end=2288
-  _globals['_GRAPHPARAMETER']._serialized_start=2290
-  _globals['_GRAPHPARAMETER']._serialized_end=2364
-  _globals['_TENSORTYPE']._serialized_start=2366
-  _globals['_TENSORTYPE']._serialized_end=2408
-  _globals['_SOURCELINE']._serialized_start=2410
-  _globals['_SOURCELINE']._serialized_end=2482
-  _globals['_KERNELARGUMENTS']._serialized_start=2484
-  _globals['_KERNELARGUMENTS']._serialized_end=2576
-  _globals['_OPERATORARGUMENTS']._serialized_start=2579
-  _globals['_OPERATORARGUMENTS']._serialized_end=2759
-  _globals['_OPERATORARGUMENTS_VALUESENTRY']._serialized_start=2714
-  _globals['_OPERATORARGUMENTS_VALUESENTRY']._serialized_end=2759
-  _globals['_SESSIONEND']._serialized_start=2761
-  _globals['_SESSIONEND']._serialized_end=2813
-  _globals['_PUSHRESPONSE']._serialized_start=2815
-  _globals['_PUSHRESPONSE']._serialized_end=2878
-  _globals['_AGENTSTATUSREQUEST']._serialized_start=2880
-  _globals['_AGENTSTATUSREQUEST']._serialized_end=2900
-  _globals['_AGENTSTATUSRESPONSE']._serialized_start=2902
-  _globals['_AGENTSTATUSRESPONSE']._serialized_end=2967
-  _globals['_CONTROLREQUEST']._serialized_start=2969
-  _globals['_CONTROLREQUEST']._serialized_end=3037
-  _globals['_DRAIN']._serialized_start=3039
-  _globals['_DRAIN']._serialized_end=3066
-  _globals['_CONTROLRESPONSE']._serialized_start=3068
-  _globals['_CONTROLRESPONSE']._serialized_end=3126
-  _globals['_AGENTSERVICE']._serialized_start=3192
-  _globals['_AGENTSERVICE']._serialized_end=3540
+  _globals['_FRAME']._serialized_end=1278
+  _globals['_TENSORKIND']._serialized_start=1281
+  _globals['_TENSORKIND']._serialized_end=1480
+  _globals['_RECORD']._serialized_start=1483
+  _globals['_RECORD']._serialized_end=1611
+  _globals['_FIGUREROWS']._serialized_start=1613
+  _globals['_FIGUREROWS']._serialized_end=1738
+  _globals['_CHUNK']._serialized_start=1740
+  _globals['_CHUNK']._serialized_end=1777
+  _globals['_ITERATIONEND']._serialized_start=1780
+  _globals['_ITERATIONEND']._serialized_end=1959
+  _globals['_ITERATIONEND_DROPPEDENTRY']._serialized_start=1913
+  _globals['_ITERATIONEND_DROPPEDENTRY']._serialized_end=1959
+  _globals['_GRAPHPART']._serialized_start=1962
+  _globals['_GRAPHPART']._serialized_end=2133
+  _globals['_GRAPHNODE']._serialized_start=2136
+  _globals['_GRAPHNODE']._serialized_end=2403
+  _globals['_GRAPHNODE_ATTRIBUTESENTRY']._serialized_start=2354
+  _globals['_GRAPHNODE_ATTRIBUTESENTRY']._serialized_end=2403
+  _globals['_GRAPHPARAMETER']._serialized_start=2405
+  _globals['_GRAPHPARAMETER']._serialized_end=2479
+  _globals['_TENSORTYPE']._serialized_start=2481
+  _globals['_TENSORTYPE']._serialized_end=2523
+  _globals['_SOURCELINE']._serialized_start=2525
+  _globals['_SOURCELINE']._serialized_end=2597
+  _globals['_KERNELARGUMENTS']._serialized_start=2599
+  _globals['_KERNELARGUMENTS']._serialized_end=2691
+  _globals['_OPERATORARGUMENTS']._serialized_start=2694
+  _globals['_OPERATORARGUMENTS']._serialized_end=2874
+  _globals['_OPERATORARGUMENTS_VALUESENTRY']._serialized_start=2829
+  _globals['_OPERATORARGUMENTS_VALUESENTRY']._serialized_end=2874
+  _globals['_SESSIONEND']._serialized_start=2876
+  _globals['_SESSIONEND']._serialized_end=2928
+  _globals['_PUSHRESPONSE']._serialized_start=2930
+  _globals['_PUSHRESPONSE']._serialized_end=2993
+  _globals['_AGENTSTATUSREQUEST']._serialized_start=2995
+  _globals['_AGENTSTATUSREQUEST']._serialized_end=3015
+  _globals['_AGENTSTATUSRESPONSE']._serialized_start=3017
+  _globals['_AGENTSTATUSRESPONSE']._serialized_end=3082
+  _globals['_CONTROLREQUEST']._serialized_start=3084
+  _globals['_CONTROLREQUEST']._serialized_end=3152
+  _globals['_DRAIN']._serialized_start=3154
+  _globals['_DRAIN']._serialized_end=3181
+  _globals['_CONTROLRESPONSE']._serialized_start=3183
+  _globals['_CONTROLRESPONSE']._serialized_end=3241
+  _globals['_AGENTSERVICE']._serialized_start=3307
+  _globals['_AGENTSERVICE']._serialized_end=3655
 # @@protoc_insertion_point(module_scope)
