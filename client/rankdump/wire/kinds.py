@@ -53,7 +53,7 @@ def kind_from_wire(data: bytes) -> TensorKind:
     shape = tuple(message.shape)
     if len(shape) > MAX_DIMENSIONS:
         raise ProtocolError(f"record with {len(shape)} dimensions")
-    if max(message.byte_count, *shape) >= LIMIT:
+    if max((message.byte_count, *shape)) >= LIMIT:
         raise ProtocolError(f"record with a number over {LIMIT - 1}")
     element = ELEMENT_TYPES.get(message.dtype)
     if element and message.byte_count != prod(shape) * element.item_bytes:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from rankdump.contract.exchange import IterationEnd, SessionRequest
 from rankdump.contract.status import IterationStatus, SessionState, SessionStatus
-from rankdumpd.agent.values import Fate
+from rankdumpd.agent.values import Fate, Judged
 
 
 @dataclass(slots=True)
@@ -32,6 +32,12 @@ class Tally:
             self.kept[fate] += records
         self.bytes_in += bytes_in
         self.bytes_stored += bytes_stored
+
+    def count_rows(self, judged: Judged) -> None:
+        """Add rows of figures: they bring no bytes, and no file stores them."""
+        self.kept[judged.fate] += judged.kept
+        for reason, places in judged.refused.items():
+            self.dropped[reason] += len(places)
 
     def end(self, end: IterationEnd) -> None:
         """Add what the rank itself declares at the end of the iteration."""

@@ -15,14 +15,14 @@ from rankdumpd.agent.effects import Effects
 from rankdumpd.agent.ledger import Ledger
 from rankdumpd.agent.registry import Registry
 from rankdumpd.agent.sessions import Session
-from rankdumpd.agent.values import Declared, Outcome
+from rankdumpd.agent.values import Declared, Judged, Outcome
 
 MAX_BATCH = 4096
 RETRY_S = 1.0
 FRAME_COST_BYTES = 1024
 """What a frame occupies besides its tensor."""
 
-Done: TypeAlias = "Outcome | Declared"
+Done: TypeAlias = "Outcome | Judged | Declared"
 
 _log = logging.getLogger(__name__)
 
@@ -37,6 +37,7 @@ class _Share:
     """One session's part of a batch."""
 
     outcomes: list[Outcome] = field(default_factory=list[Outcome])
+    judged: list[Judged] = field(default_factory=list[Judged])
     declared: list[Declared] = field(default_factory=list[Declared])
 
 
@@ -91,7 +92,7 @@ class Committer:
             shares = self._shares(batch)
             if self._commit(shares):
                 for session, share in shares.items():
-                    session.committed(share.outcomes, share.declared)
+                    session.committed(share.outcomes, share.judged, share.declared)
                     self._apply(session)
         except Exception:
             # A fault in one batch must not silence the acknowledgements of all others.
@@ -113,6 +114,8 @@ class Committer:
             share = shares[self._registry.get(item.ticket.session_id)]
             if isinstance(item, Outcome):
                 share.outcomes.append(item)
+            elif isinstance(item, Judged):
+                share.judged.append(item)
             else:
                 share.declared.append(item)
         return shares
@@ -122,6 +125,7 @@ class Committer:
             try:
                 self._ledger.commit(
                     [outcome for share in shares.values() for outcome in share.outcomes],
+                    [judged for share in shares.values() for judged in share.judged],
                     [declared for share in shares.values() for declared in share.declared],
                     {s.request.session_id: s.watermark for s in shares},
                     synced=any(session.outlet.synced for session in shares),

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rankdump.contract.exchange import RecordHead
+from rankdump.contract.figure_rows import FigureRows
 from rankdump.contract.selection import Verdict
+from rankdump.contract.status import Load
 from rankdump.wire.v1 import agent_pb2
+from rankdumpd.agent.admit import Admission
 from rankdumpd.agent.budget import Budget
 from rankdumpd.agent.committer import Committer, cost_bytes
 from rankdumpd.agent.pipeline import Workers
 from rankdumpd.agent.receive import Assembler, Received
 from rankdumpd.agent.sessions import Session
-from rankdumpd.agent.values import Declared, Parcel
+from rankdumpd.agent.values import Declared, Judged, Parcel, Policy
 
 
 class Intake:
@@ -25,11 +28,13 @@ class Intake:
         budget: Budget,
         workers: Workers,
         committer: Committer,
-        admit: Callable[[Session, RecordHead], Verdict],
+        policy: Policy,
+        load: Callable[[], Load],
     ) -> None:
         self._session = session
         self._budget, self._workers, self._committer = budget, workers, committer
-        self._decide = admit
+        self._admission = Admission(session.plan, session.request.device, policy)
+        self._load = load
         self._taken_bytes: int | None = None
         outlet = session.outlet
         self._assembler = Assembler(
@@ -75,9 +80,9 @@ class Intake:
             self._taken_bytes = None
 
     def _admit(self, head: RecordHead) -> Verdict:
-        answer = self._decide(self._session, head)
+        answer = self._admission.of_record(head, self._load())
         if answer.accepted:
-            self._occupy(cost_bytes(head.data_bytes))
+            self._occupy(cost_bytes(head.byte_count))
         return answer
 
     def _hand_on(self, item: Received | None) -> None:
@@ -91,8 +96,17 @@ class Intake:
         cost, self._taken_bytes = self._taken_bytes or 0, None
         if isinstance(item, Parcel):
             self._workers.submit(item)
+        elif isinstance(item, Declared):
+            self._committer.submit(self._judged(item), cost)
         else:
             self._committer.submit(item, cost)
+
+    def _judged(self, item: Declared) -> Declared | Judged:
+        rows = item.declaration
+        if not isinstance(rows, FigureRows):
+            return item
+        refused = self._admission.of_rows(rows, self._load())
+        return Judged(item.ticket, rows, refused, item.raw)
 
     def _occupy(self, cost: int) -> None:
         self._budget.take(cost)

@@ -8,9 +8,17 @@ from typing import Any
 from rankdump.contract.exchange import SessionRequest
 from rankdump.contract.manifest import ManifestRecord
 from rankdump.contract.status import SessionState
-from rankdumpd.agent.values import Declared, Outcome, SessionRow, TableRow
+from rankdumpd.agent.values import (
+    Declared,
+    Judged,
+    KeptFrame,
+    KeptRecord,
+    Outcome,
+    SessionRow,
+    TableRow,
+)
 
-VERSION = 1
+VERSION = 2
 """Of the tables below, as the file's `user_version` says it; the first ones had none."""
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS sessions (
@@ -45,6 +53,17 @@ CREATE TABLE IF NOT EXISTS records (
     PRIMARY KEY (session_id, sequence)
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS records_by_iteration ON records (session_id, iteration);
+CREATE TABLE IF NOT EXISTS figures (
+    session_id TEXT NOT NULL,
+    sequence INTEGER NOT NULL,
+    iteration INTEGER NOT NULL,
+    fate TEXT NOT NULL,              -- of the rows that are kept
+    kept INTEGER NOT NULL,           -- how many these are
+    refused TEXT NOT NULL,           -- JSON: places of the others, by reason
+    body BLOB NOT NULL,              -- the frame as it came
+    PRIMARY KEY (session_id, sequence)
+);
+CREATE INDEX IF NOT EXISTS figures_by_iteration ON figures (session_id, iteration);
 CREATE TABLE IF NOT EXISTS declarations (
     session_id TEXT NOT NULL,
     sequence INTEGER NOT NULL,
@@ -68,12 +87,15 @@ ALTER TABLE records ADD COLUMN timestamp_us INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE records ADD COLUMN row_folder TEXT NOT NULL DEFAULT '';
 ALTER TABLE records ADD COLUMN row TEXT NOT NULL DEFAULT '';
 """,
+    # Rows of figures came with a table of their own, which is made like any that is missing.
+    1: "",
 }
 """What makes the tables of an older version those of the next one."""
 SESSION_COLUMNS = "request, plan, state, watermark, iterations_seen, notes, graphs"
+FRAME_COLUMNS = "sequence, body, refused"
 KEPT_COLUMNS = (
-    "graph, path, timestamp_us, op_type, op_name, argument, dtype, shape, bytes_in, bytes_stored,"
-    " digest"
+    "sequence, graph, path, timestamp_us, op_type, op_name, argument, dtype, shape, bytes_in,"
+    " bytes_stored, digest"
 )
 RECORD_PLACES = ", ".join("?" * 18)
 
@@ -108,7 +130,7 @@ def record_row(outcome: Outcome) -> tuple[str | int, ...]:
         head.argument,
         head.dtype,
         json.dumps(head.shape),
-        head.data_bytes,
+        head.byte_count,
         outcome.bytes_stored,
         outcome.digest,
         key.timestamp_us,
@@ -117,11 +139,11 @@ def record_row(outcome: Outcome) -> tuple[str | int, ...]:
     )
 
 
-def kept_row(row: tuple[Any, ...]) -> tuple[int, ManifestRecord]:
-    """Return graph and record from the columns of KEPT_COLUMNS."""
-    graph, path, timestamp_us, op_type, op_name, argument, dtype, shape, *rest = row
+def kept_record(row: tuple[Any, ...]) -> KeptRecord:
+    """Return a record from the columns of KEPT_COLUMNS."""
+    sequence, graph, path, timestamp_us, op_type, op_name, argument, dtype, shape, *rest = row
     bytes_in, bytes_stored, digest = rest
-    return graph, ManifestRecord(
+    record = ManifestRecord(
         path=path,
         timestamp_us=timestamp_us,
         op_type=op_type,
@@ -132,6 +154,28 @@ def kept_row(row: tuple[Any, ...]) -> tuple[int, ManifestRecord]:
         bytes_in=bytes_in,
         bytes_stored=bytes_stored,
         digest=digest,
+    )
+    return KeptRecord(sequence, graph, record)
+
+
+def kept_frame(row: tuple[Any, ...]) -> KeptFrame:
+    """Return rows of figures from the columns of FRAME_COLUMNS."""
+    sequence, raw, refused = row
+    return KeptFrame(sequence, raw, json.loads(refused))
+
+
+def figures_row(judged: Judged) -> tuple[str | int | bytes, ...]:
+    """Return the columns of a frame of figures."""
+    ticket = judged.ticket
+    refused = {reason: list(places) for reason, places in judged.refused.items()}
+    return (
+        ticket.session_id,
+        ticket.sequence,
+        judged.rows.iteration,
+        judged.fate.value,
+        judged.kept,
+        json.dumps(refused),
+        judged.raw,
     )
 
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import grpc
 
-from rankdump.contract.exchange import RecordHead
-from rankdump.contract.selection import Verdict
 from rankdump.contract.status import Load, StatusView
 from rankdump.wire.v1 import agent_pb2_grpc
 from rankdumpd.agent import receive
-from rankdumpd.agent.admit import verdict
 from rankdumpd.agent.budget import Budget
 from rankdumpd.agent.committer import Committer, cost_bytes
 from rankdumpd.agent.dedup import Originals
@@ -159,13 +157,9 @@ class Agent:
             budget=self._budget,
             workers=self._workers,
             committer=self._committer,
-            admit=self._admit,
+            policy=self._policy,
+            load=lambda: self._load_of((session,)),
         )
-
-    def _admit(self, session: Session, head: RecordHead) -> Verdict:
-        free, total = self._disk.room(session.outlet.tree.root)
-        load = Load(self._budget.items, self._budget.used_bytes, free, total)
-        return verdict(head, session.plan, session.request.device, load, self._policy)
 
     def _encode_and_write(self, parcel: Parcel) -> Outcome:
         outlet = self._registry.get(parcel.ticket.session_id).outlet
@@ -178,7 +172,7 @@ class Agent:
         )
 
     def _commit(self, outcome: Outcome) -> None:
-        self._committer.submit(outcome, cost_bytes(outcome.head.data_bytes))
+        self._committer.submit(outcome, cost_bytes(outcome.head.byte_count))
 
     def _settle(self, timeout_s: float) -> int:
         deadline = time.monotonic() + timeout_s
@@ -189,6 +183,9 @@ class Agent:
         self._reporter.session(session.status(), str(session.outlet.tree.root))
 
     def _load(self) -> Load:
-        rooms = [self._disk.room(session.outlet.tree.root) for session in self._registry.all()]
+        return self._load_of(self._registry.all())
+
+    def _load_of(self, sessions: Iterable[Session]) -> Load:
+        rooms = [self._disk.room(session.outlet.tree.root) for session in sessions]
         free, total = min(rooms, default=(0, 0))
         return Load(self._budget.items, self._budget.used_bytes, free, total)

@@ -65,8 +65,14 @@ def rank_folder(rank: int) -> str:
 
 def tensor_folder(key: TensorKey) -> str:
     """Return the folder that holds a tensor: its iteration's, or its graph's constants."""
-    last = CONSTANT_FOLDER if key.constant else str(key.iteration)
-    return f"{rank_folder(key.rank)}/{key.net_name}/{key.graph}/{last}"
+    where = key.graph, key.iteration
+    return folder_of(key.rank, key.net_name, *where, constant=key.constant)
+
+
+def folder_of(rank: int, net_name: str, graph: int, iteration: int, *, constant: bool) -> str:
+    """Return the folder of a graph's tensors of one iteration, or of its constants."""
+    last = CONSTANT_FOLDER if constant else iteration
+    return f"{rank_folder(rank)}/{net_name}/{graph}/{last}"
 
 
 def readable(key: TensorKey, profile: Profile = DEFAULT_PROFILE) -> TensorKey:

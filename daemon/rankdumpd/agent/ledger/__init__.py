@@ -5,42 +5,28 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-import threading
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from rankdump.contract.errors import ConfigError
 from rankdump.contract.exchange import IterationEnd, SessionEnd, SessionRequest
-from rankdump.contract.manifest import ManifestRecord
 from rankdump.contract.status import SessionState
 from rankdumpd.agent import rows
 from rankdumpd.agent.ledger.connection import connect, sole_owner
-from rankdumpd.agent.values import (
-    CountRow,
-    Declared,
-    EndRow,
-    Fate,
-    Outcome,
-    SessionRow,
-    TableRow,
-    Ticket,
-)
-
-ROWS_AT_ONCE = 4096
+from rankdumpd.agent.ledger.reading import LedgerReader
+from rankdumpd.agent.values import Declared, Judged, Outcome, Ticket
 
 
-class Ledger:
+class Ledger(LedgerReader):
     """Rows of all sessions; safe to use from several threads, one at a time."""
 
     def __init__(self, state_dir: Path) -> None:
-        self._lock = threading.Lock()
         self._synced: bool | None = None
         self._guard = sole_owner(state_dir)
         try:
-            self._base = connect(state_dir / "ledger.sqlite")
+            super().__init__(connect(state_dir / "ledger.sqlite"))
         except ConfigError:
             os.close(self._guard)
             raise
@@ -65,91 +51,10 @@ class Ledger:
                 row,
             )
 
-    def find(self, session_id: str) -> SessionRow | None:
-        """Return what is known of a session."""
-        found = self._select(
-            f"SELECT {rows.SESSION_COLUMNS} FROM sessions WHERE session_id = ?", session_id
-        )
-        return rows.session_row(found[0]) if found else None
-
-    def unfinished(self) -> list[SessionRow]:
-        """Return the sessions that never said goodbye, or whose last words had no effect yet."""
-        closed = SessionState.CLOSED.value
-        found = self._select(
-            f"SELECT {rows.SESSION_COLUMNS} FROM sessions WHERE state <> ? OR session_id IN"
-            " (SELECT session_id FROM declarations WHERE applied = 0)",
-            closed,
-        )
-        return [rows.session_row(row) for row in found]
-
-    def committed_beyond(self, session_id: str, watermark: int) -> list[int]:
-        """Return the committed numbers above the watermark."""
-        found = self._select(
-            "SELECT sequence FROM records WHERE session_id = ?1 AND sequence > ?2"
-            " UNION SELECT sequence FROM declarations WHERE session_id = ?1 AND sequence > ?2",
-            session_id,
-            watermark,
-        )
-        return [sequence for (sequence,) in found]
-
-    def unapplied(self, session_id: str) -> list[bytes]:
-        """Return the declarations that have not taken effect for good, in order."""
-        found = self._select(
-            "SELECT body FROM declarations WHERE session_id = ? AND applied = 0 ORDER BY sequence",
-            session_id,
-        )
-        return [body for (body,) in found]
-
-    def counts(self, session_id: str) -> list[CountRow]:
-        """Return what became of a session's records."""
-        found = self._select(
-            "SELECT iteration, fate, reason, COUNT(*), SUM(bytes_in), SUM(bytes_stored)"
-            " FROM records WHERE session_id = ? GROUP BY iteration, fate, reason",
-            session_id,
-        )
-        return [CountRow(row[0], Fate(row[1]), *row[2:]) for row in found]
-
-    def ends(self, session_id: str) -> list[EndRow]:
-        """Return the ends of iterations that have taken effect."""
-        found = self._select(
-            "SELECT iteration, expected, dropped FROM iterations WHERE session_id = ?", session_id
-        )
-        return [
-            EndRow(iteration, expected, json.loads(text)) for iteration, expected, text in found
-        ]
-
-    def kept(self, session_id: str, iteration: int) -> list[tuple[int, ManifestRecord]]:
-        """Return graph and record of every tensor of an iteration that is in the tree."""
-        found = self._select(
-            f"SELECT {rows.KEPT_COLUMNS} FROM records WHERE session_id = ? AND iteration = ?"
-            " AND fate <> ? ORDER BY sequence",
-            session_id,
-            iteration,
-            Fate.DROPPED.value,
-        )
-        return list(map(rows.kept_row, found))
-
-    def table_rows(self, session_id: str, *, after: int, up_to: int) -> list[tuple[int, TableRow]]:
-        """Return the next rows of `statistic.csv` by number, at most ROWS_AT_ONCE of them."""
-        found = self._select(
-            "SELECT sequence, row_folder, row FROM records WHERE session_id = ? AND sequence > ?"
-            " AND sequence <= ? AND row <> '' ORDER BY sequence LIMIT ?",
-            session_id,
-            after,
-            up_to,
-            ROWS_AT_ONCE,
-        )
-        return [(sequence, TableRow(folder, text)) for sequence, folder, text in found]
-
-    def last_end(self, session_id: str) -> int:
-        """Return the number of the last end of an iteration that has taken effect, or 0."""
-        query = "SELECT MAX(sequence) FROM iterations WHERE session_id = ?"
-        ((sequence,),) = self._select(query, session_id)
-        return sequence or 0
-
     def commit(
         self,
         outcomes: Iterable[Outcome],
+        judged: Iterable[Judged],
         declared: Iterable[Declared],
         watermarks: Mapping[str, int],
         *,
@@ -160,6 +65,10 @@ class Ledger:
             base.executemany(
                 f"INSERT OR IGNORE INTO records VALUES ({rows.RECORD_PLACES})",
                 map(rows.record_row, outcomes),
+            )
+            base.executemany(
+                "INSERT OR IGNORE INTO figures VALUES (?, ?, ?, ?, ?, ?, ?)",
+                map(rows.figures_row, judged),
             )
             base.executemany(
                 "INSERT OR IGNORE INTO declarations VALUES (?, ?, ?, ?, 0)",
@@ -211,10 +120,6 @@ class Ledger:
                     ticket.session_id,
                 ),
             )
-
-    def _select(self, query: str, *values: str | int) -> list[tuple[Any, ...]]:
-        with self._lock:
-            return self._base.execute(query, values).fetchall()
 
     @contextmanager
     def _transaction(self, *, synced: bool = False) -> Generator[sqlite3.Connection]:

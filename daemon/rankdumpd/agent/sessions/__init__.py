@@ -19,7 +19,7 @@ from rankdumpd.agent.program import ProgramOrder
 from rankdumpd.agent.progress import Progress
 from rankdumpd.agent.sessions.outlet import outlet_of
 from rankdumpd.agent.sessions.ports import Listener, Ring
-from rankdumpd.agent.values import CountRow, Declared, EndRow, Outcome, SessionRow
+from rankdumpd.agent.values import CountRow, Declared, EndRow, Judged, Outcome, SessionRow
 
 
 class Session:
@@ -123,17 +123,22 @@ class Session:
             self._farewell = None
             return True
 
-    def committed(self, outcomes: Iterable[Outcome], declared: Iterable[Declared]) -> None:
+    def committed(
+        self, outcomes: Iterable[Outcome], judged: Iterable[Judged], declared: Iterable[Declared]
+    ) -> None:
         """Count frames that stand in the ledger now."""
         with self._lock:
             for outcome in outcomes:
                 self._tallies[outcome.head.key.iteration].count(
                     outcome.fate,
                     outcome.reason,
-                    bytes_in=outcome.head.data_bytes,
+                    bytes_in=outcome.head.byte_count,
                     bytes_stored=outcome.bytes_stored,
                 )
                 self._settle(outcome.ticket.sequence)
+            for frame in judged:
+                self._tallies[frame.rows.iteration].count_rows(frame)
+                self._settle(frame.ticket.sequence)
             for item in declared:
                 self._due[item.ticket.sequence] = item
                 self._settle(item.ticket.sequence)
