@@ -43,6 +43,10 @@ class TensorSource(Protocol):
         """
         ...
 
+    def copied(self) -> bytes:
+        """Return a copy of the elements, C order, little endian."""
+        ...
+
     def head(self, count: int) -> TensorSource:
         """Return the first elements in C order, as a tensor of one dimension."""
         ...

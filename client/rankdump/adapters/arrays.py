@@ -55,6 +55,10 @@ class ArraySource:
         packed = self._array.flags.c_contiguous and self._array.dtype == self._little
         return self._array.reshape(-1).view(np.uint8).data if packed else None
 
+    def copied(self) -> bytes:
+        """Return a copy of the elements, C order, little endian."""
+        return self._array.astype(self._little, copy=False).tobytes()
+
     def head(self, count: int) -> ArraySource:
         """Return a copy of the first elements in C order, as an array of one dimension."""
         return ArraySource(cast("npt.NDArray[Any]", self._array.flat[:count]))

@@ -69,6 +69,15 @@ class TorchTensor:
             room = (ctypes.c_char * self.byte_count).from_address(self.tensor.data_ptr())
             return memoryview(room).cast("B")
 
+    def copied(self) -> bytes:
+        """Return a copy of the elements, C order, little endian."""
+        with outside_modes():
+            if _packed(self.tensor):
+                return ctypes.string_at(self.tensor.data_ptr(), self.byte_count)
+        data = bytearray(self.byte_count)
+        self.copy_into(memoryview(data))
+        return bytes(data)
+
     def head(self, count: int) -> TorchTensor:
         """Return the first elements in C order, as a tensor of one dimension.
 
