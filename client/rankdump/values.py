@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -36,6 +36,10 @@ class TensorSource(Protocol):
         """Write the elements into `byte_count` writable bytes, C order, little endian."""
         ...
 
+    def accelerator(self) -> Accelerator | None:
+        """Return what can copy the elements on its own; None when only the processor can."""
+        ...
+
     def elements(self) -> memoryview | None:
         """Return the elements where they lie, C order, little endian; None if that needs a copy.
 
@@ -61,6 +65,32 @@ class TensorSource(Protocol):
 
     def figures(self, items: tuple[str, ...], precision: Precision) -> Deferred | None:
         """Start computing statistics on the accelerator; None when the tensor is in host memory."""
+        ...
+
+
+class Accelerator(Protocol):
+    """Copies one tensor's elements into host memory while the job goes on."""
+
+    def pin(self, memory: memoryview) -> Callable[[], None] | None:
+        """Make a stretch of host memory fit for that, for all tensors; None when it cannot be.
+
+        Return what ends it.
+        """
+        ...
+
+    def copy_into(self, target: memoryview) -> Transfer:
+        """Begin to write the elements, C order, little endian, into a part of pinned memory.
+
+        What the job does to the tensor from now on does not show.
+        """
+        ...
+
+
+class Transfer(Protocol):
+    """A copy that an accelerator makes on its own; any thread may ask."""
+
+    def done(self) -> bool:
+        """Return whether the elements are there; raise when they never will be."""
         ...
 
 

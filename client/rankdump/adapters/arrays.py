@@ -10,7 +10,7 @@ import numpy.typing as npt
 from rankdump.contract.dtypes import as_stored, element_type
 from rankdump.contract.errors import UnsupportedError
 from rankdump.contract.plan import Precision
-from rankdump.values import Deferred
+from rankdump.values import Accelerator, Deferred
 
 
 class ArraySource:
@@ -49,6 +49,10 @@ class ArraySource:
         if not self.byte_count:
             return
         np.copyto(np.frombuffer(target, self._little).reshape(self.shape), self._array)
+
+    def accelerator(self) -> Accelerator | None:
+        """Return None: an array lies in host memory."""
+        return None
 
     def elements(self) -> memoryview | None:
         """Return the elements where they lie; None if they lie in another way than packed."""

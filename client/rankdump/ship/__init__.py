@@ -130,13 +130,17 @@ class Ship:
         """Let go of the slab; return the tensors that nobody will write."""
         depot = self._depot
         with depot.changed:
-            left, ring, in_slab = depot.items.tensors, depot.ring, 0
+            ring, depot.ring = depot.ring, None
+        if ring is not None:
+            depot.settle(ring, 2.0)
+        with depot.changed:
+            left, in_slab = depot.items.tensors, 0
             if ring is not None:
-                depot.ring = None
-                depot.changed.wait_for(lambda: not ring.copying, 2.0)
                 if self.link in (Link.UP, Link.AWAY):
                     in_slab = left - depot.items.held_tensors
-                ring.close()
+                # What an accelerator still writes into stays mapped to the end of the process.
+                if not ring.copying:
+                    ring.close()
         self.left_in_slab = in_slab
         return left - in_slab
 

@@ -5,6 +5,7 @@ Knows nothing of gRPC. Copies are made outside the lock.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from rankdump.contract.exchange import Declaration, RecordHead
 from rankdump.contract.slab import Reservation
 from rankdump.ship.bell import Bell
+from rankdump.ship.copies import Copies, Copy
 from rankdump.ship.items import Held, Items, Numbered
 from rankdump.ship.link import Link
 from rankdump.ship.ring import Ring
@@ -35,6 +37,8 @@ class Depot:
         """Notified when an acknowledgement came or the connection changed."""
         self.bell = Bell(lock)
         self.items = Items()
+        self.copies = Copies(self.publish, on_torn)
+        """Those that accelerators make on their own."""
         self.ring: Ring | None = None
         self.link = Link.CONNECTING
         self.closed = False
@@ -81,15 +85,24 @@ class Depot:
                 return Placing.FULL
             with self.changed:
                 self.changed.wait(min(left_s, ROOM_POLL_S))
-        whole = False
+        self._fill(head, ring, room, source)
+        return Placing.DONE
+
+    def _fill(self, head: RecordHead, ring: Ring, room: Reservation, source: TensorSource) -> None:
+        whole = begun = False
         try:
-            source.copy_into(room.data)
-            whole = True
+            accelerator = ring.accelerator_of(source)
+            if accelerator is None:
+                source.copy_into(room.data)
+                whole = True
+            else:
+                self.copies.add(Copy(head, ring, room, accelerator.copy_into(room.data)))
+                begun = True
         except Exception:  # told by `on_torn`: the number is given, so the record must follow
             self._on_torn(head)
         finally:
-            self.publish(ring, room, whole=whole)
-        return Placing.DONE
+            if not begun:
+                self.publish(ring, room, whole=whole)
 
     def _reserve(self, ring: Ring, body: bytes, data_bytes: int) -> Reservation | None:
         with self.changed:
@@ -149,13 +162,24 @@ class Depot:
         """Leave the slab; what of it is not accounted for goes first on the way that follows."""
         with self.changed:
             ring, self.ring = self.ring, None
+        if ring is not None:
+            # Copies under way are short, and nothing new begins.
+            self.settle(ring)
+        with self.changed:
             carried: list[Numbered] = []
             if ring is not None:
-                # Copies under way are short, and nothing new begins.
-                self.changed.wait_for(lambda: not ring.copying)
                 carried = list(ring.rest(self.items.acknowledged))
                 ring.close()
             self.items.send_again(carried)
+
+    def settle(self, ring: Ring, timeout_s: float = math.inf) -> None:
+        """Wait until nobody fills an entry of a slab that was given up."""
+        deadline_s = time.monotonic() + timeout_s
+        while ring.copying and time.monotonic() < deadline_s:
+            self.copies.finish()
+            with self.changed:
+                if ring.copying:
+                    self.changed.wait(ROOM_POLL_S)
 
     def take_ring(self, ring: Ring) -> None:
         """Send everything through a slab from now on."""

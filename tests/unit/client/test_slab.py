@@ -176,6 +176,9 @@ def test_entries_share_doorbells(host: Running, tmp_path):
 
 
 class Unreadable(ArraySource):
+    def accelerator(self):
+        return None
+
     def copy_into(self, target):
         raise ValueError("gone")
 

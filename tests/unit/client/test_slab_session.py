@@ -122,6 +122,9 @@ def test_a_copy_that_fails_is_counted_by_the_agent_and_told_here(host: Running, 
     """Law: expected counts it once; its reason stands in the agent's balance, not in ours."""
 
     class Unreadable(ArraySource):
+        def accelerator(self):
+            return None
+
         def copy_into(self, target):
             raise ValueError("gone")
 

@@ -96,6 +96,9 @@ def test_waiting_ends_when_room_is_made():
 
 
 class Unreadable(ArraySource):
+    def accelerator(self):
+        return None
+
     def copy_into(self, target):
         raise ValueError("gone")
 

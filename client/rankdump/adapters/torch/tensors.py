@@ -12,7 +12,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from rankdump.adapters.torch import device_figures
+from rankdump.adapters.torch import cuda, device_figures
 from rankdump.adapters.torch.internals import (
     has_own_elements,
     outside_modes,
@@ -23,7 +23,7 @@ from rankdump.adapters.torch.internals import (
 from rankdump.contract.dtypes import ELEMENT_TYPES
 from rankdump.contract.errors import ProtocolError
 from rankdump.contract.plan import Precision
-from rankdump.values import Deferred
+from rankdump.values import Accelerator, Deferred
 
 _SMALL_BYTES = 1 << 16
 """Below this a plain copy takes less time than asking torch for one, which may use threads."""
@@ -60,6 +60,10 @@ class TorchTensor:
             with unobserved():
                 packed = torch.frombuffer(target, dtype=torch.uint8).view(self.tensor.dtype)
                 packed.view(self.tensor.shape).copy_(self.tensor.detach())
+
+    def accelerator(self) -> Accelerator | None:
+        """Return what copies the elements on its own: a CUDA device."""
+        return cuda.accelerator_of(self.tensor)
 
     def elements(self) -> memoryview | None:
         """Return the elements where they lie; None on a device, or if they are not packed."""
