@@ -48,7 +48,7 @@ class Ship:
         """`on_torn` hears of a failed copy, `on_stream` why a wanted slab is not used."""
         self._request, self._address, self._on_link = request, address, on_link
         self._depot = Depot(on_taken=on_taken, on_torn=on_torn)
-        self._way = Way(self._depot, wanted=request.wants_slab, on_stream=on_stream)
+        self._way = Way(self._depot, address, wanted=request.wants_slab, on_stream=on_stream)
         self._outgoing = Outgoing(self._depot, on_taken=on_taken, on_idle=on_idle)
         self._abandoned = False
         self._call: grpc.Call | None = None
