@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from rankdump.contract.events import EventKind, ProcessGroup
 from rankdump.contract.exchange import RecordHead
@@ -102,9 +102,11 @@ class Deferred(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Observation:
-    """One tensor that an operator read or wrote; owned by the training job."""
+class Observation(NamedTuple):
+    """One tensor that an operator read or wrote; owned by the training job.
+
+    A step has thousands of them: of all frozen values this sort is made fastest.
+    """
 
     graph: int
     op_type: str

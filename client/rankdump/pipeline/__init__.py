@@ -118,6 +118,7 @@ class Pipeline:
         iteration = self._course.iteration
         self._trigger.end()
         self._outlet.flush(iteration)
+        self._reading.settle()
         if not self._course.end(ran=ran):
             return
         if self._quiet and not self._accounts.expects(iteration):
@@ -216,7 +217,7 @@ class Pipeline:
 
     def _make_trigger(self, request: SessionRequest) -> Trigger:
         heads = Heads(rank=request.rank, net_name=self._plan.output.net_name, clock_us=now_us)
-        reading = Reading(
+        self._reading = Reading(
             self._plan,
             self._course,
             heads=heads,
@@ -227,7 +228,7 @@ class Pipeline:
         return trigger_of(
             self._plan,
             self._filter,
-            reading,
+            self._reading,
             self._outlet,
             self._course,
             warn=self._voice.once,

@@ -29,6 +29,7 @@ BUFFER_FULL = "buffer_full"
 COPY_FAILED = "copy_failed"
 NO_STATISTICS = "no_statistics"
 UNSUPPORTED_DTYPE = "unsupported_dtype"
+_STALLS_AT_ONCE = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,7 @@ class Reading:
         self._stage = stage
         self._measure = measure
         self._accounts = accounts
+        self._stalls: list[int] = []
 
     def read(self, observation: Observation) -> Read:
         """Copy or measure a tensor now."""
@@ -74,8 +76,17 @@ class Reading:
             logger.debug("copy failed", exc_info=True)
             return self.lost(observation.op_name, COPY_FAILED)
         finally:
-            stall_ns = time.perf_counter_ns() - begun_ns
-            self._accounts.stalled(self._course.iteration, stall_ns)
+            self._stalls.append(time.perf_counter_ns() - begun_ns)
+            if len(self._stalls) >= _STALLS_AT_ONCE:
+                self.settle()
+
+    def settle(self) -> None:
+        """Put the time that reading took on the account of the running iteration."""
+        # The list stays the same one: another thread may be about to append to it.
+        stalls = self._stalls[:]
+        del self._stalls[: len(stalls)]
+        if stalls:
+            self._accounts.stalled(self._course.iteration, sum(stalls))
 
     def lost(self, op_name: str, reason: str) -> Lost:
         """Return the loss of a tensor of the running iteration."""

@@ -52,6 +52,32 @@ def node_number(node: Any) -> int:
     return node._sequence_nr()
 
 
+def structure_of(model: Module) -> list[object] | None:
+    """Return what a model is made of, equal as long as nothing was put in, out or elsewhere.
+
+    None for one with parts that do not tell. Only the identities of modules and parameters are in
+    it: they mean something to whoever keeps those alive.
+    """
+    found: list[object] = []
+    waiting, seen = [model], set[int]()
+    while waiting:
+        module = waiting.pop()
+        if id(module) in seen:
+            continue
+        if isinstance(module, torch.jit.ScriptModule):
+            return None
+        seen.add(id(module))
+        found += (id(module), type(module), module.training, id(compiled_call(module)))
+        for parts in (module._modules, module._parameters):
+            found += parts
+            found += map(id, parts.values())
+        # A buffer may be another tensor after every step; its name and place matter.
+        found += [(name, part is None) for name, part in module._buffers.items()]
+        found += module._non_persistent_buffers_set
+        waiting += [child for child in module._modules.values() if child is not None]
+    return found
+
+
 def is_persistent(module: Module, buffer: str) -> bool:
     """Return whether a buffer of the module is part of its state."""
     return buffer not in module._non_persistent_buffers_set

@@ -21,9 +21,14 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from rankdump.adapters.torch.guard import shielded, uncompiled
-from rankdump.adapters.torch.internals import traced
+from rankdump.adapters.torch.internals import structure_of, traced
 from rankdump.adapters.torch.observing import Observer
-from rankdump.adapters.torch.scopes import named_buffers, named_parameters
+from rankdump.adapters.torch.scopes import (
+    BufferPlace,
+    buffer_places,
+    named_buffers,
+    named_parameters,
+)
 from rankdump.contract.key import Side
 from rankdump.hook import gradient_name
 
@@ -36,6 +41,8 @@ class Parameters:
         self._observer = observer
         self._named: list[tuple[str, Parameter]] = []
         self._names: dict[int, str] = {}
+        self._buffers: list[BufferPlace] = []
+        self._structure: list[object] | None = None
         self._recorded: set[str] = set()
         self._constants: set[str] = set()
         self._handle: RemovableHandle | None = None
@@ -46,9 +53,7 @@ class Parameters:
 
     def start(self) -> None:
         """Observe optimizers from now on."""
-        # One walk through the modules an iteration: it costs more than all that follows.
-        self._named = list(named_parameters(self._model))
-        self._names = {id(parameter): name for name, parameter in self._named}
+        self._refresh()
         if self._handle is None:
             self._handle = register_optimizer_step_pre_hook(self._before_step)
 
@@ -57,8 +62,10 @@ class Parameters:
         if self._handle is not None:
             self._handle.remove()
             self._handle = None
-        self._named = []
+        # Nothing of the model is kept alive when nobody looks.
+        self._named, self._buffers = [], []
         self._names = {}
+        self._structure = None
 
     def named(self) -> Iterator[tuple[str, Tensor]]:
         """Return parameters, then buffers, each once under its dotted name."""
@@ -72,11 +79,23 @@ class Parameters:
             self._gradient(name, parameter)
         for name, parameter in self._named:
             self._observer.state(name, "parameter", parameter)
-        for name, buffer, persistent in named_buffers(self._model):
-            if persistent:
-                self._observer.state(name, "buffer", buffer)
+        self._refresh()
+        for place in self._buffers:
+            if place.persistent:
+                self._observer.state(place.name, "buffer", place.buffer)
             else:
-                self._constant(name, buffer)
+                self._constant(place.name, place.buffer)
+
+    def _refresh(self) -> None:
+        """Walk through the modules, unless they are what they were."""
+        # A walk costs more than all that follows.
+        structure = structure_of(self._model)
+        if structure is not None and structure == self._structure:
+            return
+        self._structure = structure
+        self._named = list(named_parameters(self._model))
+        self._names = {id(parameter): name for name, parameter in self._named}
+        self._buffers = list(buffer_places(self._model))
 
     @uncompiled
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:

@@ -42,7 +42,7 @@ class TorchTensor:
         """Common name of the element type."""
         self.shape = tuple(tensor.shape)
         """Extents, outermost first."""
-        self.byte_count = tensor.numel() * tensor.element_size()
+        self.byte_count: int = tensor.nbytes
         """Bytes of the elements, packed."""
 
     def copy_into(self, target: memoryview) -> None:
