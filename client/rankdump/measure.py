@@ -10,7 +10,7 @@ import logging
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from rankdump.contract.figure_rows import MAX_ROWS, FigureRows, TensorKind
 from rankdump.contract.plan import Precision
@@ -98,19 +98,11 @@ class Unread:
 class _Run:
     """Rows that one frame may hold, but for their number; columns, which cost least."""
 
-    iteration: int
-    switched_on: bool
-    degraded: bool
+    mark: list[Any]
+    """Iteration, switched on, degraded: what they have in common."""
     kinds: list[TensorKind] = field(default_factory=list[TensorKind])
     stamps: list[int] = field(default_factory=list[int])
     figures: list[Figures] = field(default_factory=list[Figures])
-
-    def takes(self, row: Row) -> bool:
-        return (
-            self.iteration == row.iteration
-            and self.switched_on == row.switched_on
-            and self.degraded == row.degraded
-        )
 
 
 class Batch:
@@ -124,17 +116,18 @@ class Batch:
 
     def add(self, row: Row) -> bool:
         """Put a row at the end; return whether so many wait that they should be read now."""
+        kind, stamp, figures, *mark = row
         with self._lock:
-            runs = self._runs
-            if not runs or not runs[-1].takes(row):
-                runs.append(_Run(row.iteration, row.switched_on, row.degraded))
-            run = runs[-1]
-            run.kinds.append(row.kind)
-            run.stamps.append(row.timestamp_us)
-            run.figures.append(row.figures)
+            run = self._runs[-1] if self._runs else None
+            if run is None or run.mark != mark:
+                run = _Run(mark)
+                self._runs.append(run)
+            run.kinds.append(kind)
+            run.stamps.append(stamp)
+            run.figures.append(figures)
             self._rows += 1
-            if isinstance(row.figures, bytes):
-                self._bytes += len(row.figures)
+            if isinstance(figures, bytes):
+                self._bytes += len(figures)
             return self._rows >= self._limit or self._bytes >= MAX_WAITING_BYTES
 
     def read(self, measure: Measure) -> Iterator[FigureRows | Unread]:
@@ -151,13 +144,14 @@ class Batch:
 
 
 def _frames(run: _Run, texts: Sequence[str | None]) -> Iterator[FigureRows | Unread]:
+    iteration, switched_on, degraded = run.mark
     rows = list(zip(run.kinds, run.stamps, texts, strict=True))
     read = [(kind, stamp, text) for kind, stamp, text in rows if text is not None]
     if len(read) < len(rows):
-        yield from (Unread(run.iteration, kind.op_name) for kind, _, text in rows if text is None)
+        yield from (Unread(iteration, kind.op_name) for kind, _, text in rows if text is None)
     for at in range(0, len(read), MAX_ROWS):
         kinds, stamps, figures = zip(*read[at : at + MAX_ROWS], strict=True)
-        yield FigureRows(run.iteration, kinds, stamps, figures, run.switched_on, run.degraded)
+        yield FigureRows(iteration, kinds, stamps, figures, switched_on, degraded)
 
 
 def _text(found: Sequence[str]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -17,8 +17,8 @@ from rankdump.values import Collective
 
 FLUSH_EVENTS = 4096
 _OPERATOR = Collective(EventKind.OPERATOR, ProcessGroup("", ()), 0)
-_FIELDS = ("graph", "iteration", "position", "end_position", "start_us", "end_us", "name")
-"""What every event has a number for, in the order of a row; after them comes what it is."""
+_FIELDS = ("graph", "iteration", "position", "end_position", "start_us", "end_us")
+"""What every event has a number for, in the order of a row; after them its name and what it is."""
 
 _Row = tuple[int, int, int, int, int, int, str, Collective]
 
@@ -95,7 +95,8 @@ class Trace:
 def _columns(rows: list[_Row], groups: tuple[ProcessGroup, ...]) -> EventColumns:
     *numbers, names, whats = zip(*rows, strict=True)
     table = {"": 0}
-    found: dict[str, list[int]] = dict(zip(_FIELDS, numbers, strict=False))
+    found: dict[str, Sequence[int]] = {}
+    found.update(zip(_FIELDS, numbers, strict=True))
     found["name"] = [table.setdefault(name, len(table)) for name in names]
     if any(what is not _OPERATOR for what in whats):
         for field in ("group", "dtype"):

@@ -90,4 +90,5 @@ def _types(kind: np.dtype[Any]) -> tuple[ElementType, np.dtype[np.generic]]:
     if kind.hasobject:
         raise UnsupportedError(f"array of Python objects ({kind})")
     # Types of extension packages, such as bfloat16, carry their common name.
-    return element_type(f"{kind.name}"), kind.newbyteorder("<")
+    little = cast("np.dtype[np.generic]", kind.newbyteorder("<"))
+    return element_type(f"{kind.name}"), little

@@ -86,9 +86,9 @@ class TorchHook:
 
     def _arm(self) -> None:
         self._calls.restart()
-        self._parameters.start()
         self._describer.forget()
         structure = structure_of(self._model)
+        self._parameters.start(structure)
         # The hooks that are in place keep alive what the structure knows by identity.
         if self._installed is None or structure is None or structure != self._structure:
             self._install(tree_of(self._model))

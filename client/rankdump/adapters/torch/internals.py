@@ -16,17 +16,20 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Module
+from torch.nn import Module, Parameter
 
 _C: Any = torch._C
 _functorch: Any = getattr(_C, "_functorch", None)
+_is_wrapped: Callable[[Tensor], bool] = getattr(
+    _functorch, "is_functorch_wrapped_tensor", lambda _tensor: False
+)
 _graph: Any = getattr(_C, "_autograd", None)
 _evaluation: Any = getattr(getattr(_C, "_dynamo", None), "eval_frame", None)
 
 
 def unwrapped(tensor: Tensor) -> Tensor:
     """Return the tensor below the wrappers of torch.func; a vmapped one has its batch."""
-    while _functorch is not None and _functorch.is_functorch_wrapped_tensor(tensor):
+    while _is_wrapped(tensor):
         tensor = _functorch.get_unwrapped(tensor)
     return tensor
 
@@ -34,7 +37,9 @@ def unwrapped(tensor: Tensor) -> Tensor:
 def has_own_elements(tensor: Tensor) -> bool:
     """Return whether the tensor keeps its elements itself, not through its Python class."""
     kind: Any = type(tensor)
-    return kind is Tensor or kind.__torch_dispatch__ is Tensor.__torch_dispatch__
+    if kind is Tensor or kind is Parameter:
+        return True
+    return kind.__torch_dispatch__ is Tensor.__torch_dispatch__
 
 
 def version_of(tensor: Tensor) -> int:

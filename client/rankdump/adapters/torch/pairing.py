@@ -89,7 +89,7 @@ class Call:
     began_in: Surroundings
     fingerprint: Fingerprint | None = None
     repeated: int = 0
-    watched: set[tuple[Side, int]] = field(default_factory=set[tuple[Side, int]])
+    watched: set[tuple[Side, int]] = field(default_factory=lambda: set())
     """Slots whose gradients the forward call itself waits for."""
     arrivals: Arrivals = field(default_factory=Arrivals)
 

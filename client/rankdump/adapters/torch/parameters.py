@@ -39,8 +39,8 @@ class Parameters:
     def __init__(self, model: Module, observer: Observer) -> None:
         self._model = model
         self._observer = observer
-        self._named: list[tuple[str, Parameter]] = []
-        self._names: dict[int, str] = {}
+        self._named: list[tuple[str, str, Parameter]] = []
+        self._gradients: dict[int, str] = {}
         self._buffers: list[BufferPlace] = []
         self._structure: list[object] | None = None
         self._recorded: set[str] = set()
@@ -51,9 +51,9 @@ class Parameters:
         """Forget which gradients were handed over: an iteration begins."""
         self._recorded.clear()
 
-    def start(self) -> None:
-        """Observe optimizers from now on."""
-        self._refresh()
+    def start(self, structure: list[object] | None) -> None:
+        """Observe optimizers from now on; `structure` is what the model is made of."""
+        self._refresh(structure)
         if self._handle is None:
             self._handle = register_optimizer_step_pre_hook(self._before_step)
 
@@ -64,7 +64,7 @@ class Parameters:
             self._handle = None
         # Nothing of the model is kept alive when nobody looks.
         self._named, self._buffers = [], []
-        self._names = {}
+        self._gradients = {}
         self._structure = None
 
     def named(self) -> Iterator[tuple[str, Tensor]]:
@@ -75,26 +75,26 @@ class Parameters:
 
     def finish(self) -> None:
         """Hand over what an ended iteration left: gradients not yet seen, then all the rest."""
-        for name, parameter in self._named:
-            self._gradient(name, parameter)
-        for name, parameter in self._named:
+        for _, gradient, parameter in self._named:
+            self._gradient(gradient, parameter)
+        for name, _, parameter in self._named:
             self._observer.state(name, "parameter", parameter)
-        self._refresh()
+        self._refresh(structure_of(self._model))
         for place in self._buffers:
             if place.persistent:
                 self._observer.state(place.name, "buffer", place.buffer)
             else:
                 self._constant(place.name, place.buffer)
 
-    def _refresh(self) -> None:
+    def _refresh(self, structure: list[object] | None) -> None:
         """Walk through the modules, unless they are what they were."""
         # A walk costs more than all that follows.
-        structure = structure_of(self._model)
         if structure is not None and structure == self._structure:
             return
         self._structure = structure
-        self._named = list(named_parameters(self._model))
-        self._names = {id(parameter): name for name, parameter in self._named}
+        named = named_parameters(self._model)
+        self._named = [(name, gradient_name(name), parameter) for name, parameter in named]
+        self._gradients = {id(parameter): gradient for _, gradient, parameter in self._named}
         self._buffers = list(buffer_places(self._model))
 
     @uncompiled
@@ -107,7 +107,7 @@ class Parameters:
             return
         for group in optimizer.param_groups:
             for parameter in group["params"]:
-                name = self._names.get(id(parameter))
+                name = self._gradients.get(id(parameter))
                 if name is not None:
                     self._gradient(name, parameter)
 
@@ -115,7 +115,7 @@ class Parameters:
         gradient = parameter.grad
         if gradient is not None and name not in self._recorded:
             self._recorded.add(name)
-            self._observer.gradient(gradient_name(name), gradient)
+            self._observer.gradient(name, gradient)
 
     def _constant(self, name: str, buffer: Tensor) -> None:
         if name not in self._constants and self._observer.recorder.wants(name, Side.OUTPUT):

@@ -11,6 +11,7 @@ from functools import cache
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from rankdump.adapters.torch import cuda, device_figures
 from rankdump.adapters.torch.internals import (
@@ -128,12 +129,17 @@ def source_of(tensor: Tensor) -> TorchTensor | str:
 
 def dtype_name(tensor: Tensor) -> str:
     """Return the element type as in `contract.dtypes`."""
-    return _type_name(tensor.dtype)
+    return _READABLE.get(tensor.dtype) or _type_name(tensor.dtype)
 
 
 @cache
 def _type_name(kind: torch.dtype) -> str:
     return str(kind).removeprefix("torch.")
+
+
+_EAGER = (Tensor, Parameter)
+# Looked at for every tensor of a step: a plain dictionary answers fastest.
+_READABLE = {getattr(torch, name): name for name in ELEMENT_TYPES if hasattr(torch, name)}
 
 
 def _packed(tensor: Tensor) -> bool:
@@ -142,7 +148,7 @@ def _packed(tensor: Tensor) -> bool:
         tensor.is_cpu
         and tensor.is_contiguous()
         # Asked last: it costs more than all before.
-        and not (tensor.is_neg() or (tensor.is_complex() and tensor.is_conj()))
+        and not (tensor.is_neg() or tensor.is_conj())
     )
 
 
@@ -172,9 +178,9 @@ def _unreadable(tensor: Tensor) -> str:
         return "unsupported_sparse"
     if tensor.is_nested or tensor.is_quantized:
         return "unsupported_nested" if tensor.is_nested else "unsupported_quantized"
-    if tensor.is_meta or torch.nn.parameter.is_lazy(tensor):
+    if tensor.is_meta or (type(tensor) not in _EAGER and torch.nn.parameter.is_lazy(tensor)):
         return "no_data"
-    if dtype_name(tensor) not in ELEMENT_TYPES:
+    if tensor.dtype not in _READABLE:
         return "unsupported_dtype"
     if tensor.numel() and not tensor.untyped_storage().nbytes():
         return "storage_freed"
