@@ -349,9 +349,9 @@ def test_room_that_the_rank_gave_itself(slab_agent, enter, put):
     stream = rank.push().ring(put(side, 1, np.ones(3)))
     stream.wait_acknowledged(1)
     side.memory[128:136] = (1 << 40).to_bytes(8, "little")
-    put(side, 2, np.ones(3))
+    written = put(side, 2, np.ones(3))
     while stream.code is None:
-        stream.ring(1)
+        stream.ring(written)
         time.sleep(0.01)
     assert stream.wait_over() is grpc.StatusCode.INVALID_ARGUMENT
     assert "release to" in stream.details

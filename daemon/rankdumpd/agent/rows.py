@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import lru_cache
 from typing import Any
 
 from rankdump.contract.exchange import SessionRequest
@@ -129,7 +130,7 @@ def record_row(outcome: Outcome) -> tuple[str | int, ...]:
         key.op_name,
         head.argument,
         head.dtype,
-        json.dumps(head.shape),
+        _shape_text(head.shape),
         head.byte_count,
         outcome.bytes_stored,
         outcome.digest,
@@ -150,7 +151,7 @@ def kept_record(row: tuple[Any, ...]) -> KeptRecord:
         op_name=op_name,
         argument=argument,
         dtype=dtype,
-        shape=tuple(json.loads(shape)),
+        shape=_shape_of(shape),
         bytes_in=bytes_in,
         bytes_stored=bytes_stored,
         digest=digest,
@@ -184,3 +185,13 @@ def declaration_row(declared: Declared) -> tuple[str | int | bytes, ...]:
     ticket = declared.ticket
     kind = type(declared.declaration).__name__
     return (ticket.session_id, ticket.sequence, kind, declared.raw)
+
+
+@lru_cache(maxsize=1024)
+def _shape_text(shape: tuple[int, ...]) -> str:
+    return json.dumps(shape)
+
+
+@lru_cache(maxsize=1024)
+def _shape_of(text: str) -> tuple[int, ...]:
+    return tuple(json.loads(text))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import grpc
@@ -171,8 +171,9 @@ class Agent:
             write=lambda: outlet.writer.write(encode(parcel, record, outlet.codec)),
         )
 
-    def _commit(self, outcome: Outcome) -> None:
-        self._committer.submit(outcome, cost_bytes(outcome.head.byte_count))
+    def _commit(self, outcomes: Sequence[Outcome]) -> None:
+        cost = sum(cost_bytes(outcome.head.byte_count) for outcome in outcomes)
+        self._committer.submit(outcomes, cost)
 
     def _settle(self, timeout_s: float) -> int:
         deadline = time.monotonic() + timeout_s

@@ -110,24 +110,27 @@ class Session:
         return self.idle and self._ring is None and self.status().state is not SessionState.OPEN
 
     def known(self, sequence: int) -> bool:
-        """Return whether a frame arrived whole before, committed or not."""
-        with self._lock:
-            return sequence in self._progress or sequence in self._under_way
+        """Return whether a frame arrived whole before, committed or not.
 
-    def claim(self, sequence: int) -> bool:
-        """Take responsibility for a frame that arrived whole; False when somebody has it."""
+        Asked without the lock, for every frame: `claim` has the last word.
+        """
+        return sequence in self._progress or sequence in self._under_way
+
+    def claim(self, sequences: set[int]) -> set[int]:
+        """Take responsibility for frames that arrived whole; return those that nobody has."""
         with self._lock:
-            if sequence in self._progress or sequence in self._under_way:
-                return False
-            self._under_way.add(sequence)
-            self._farewell = None
-            return True
+            new = {number for number in sequences if not self.known(number)}
+            if new:
+                self._under_way.update(new)
+                self._farewell = None
+            return new
 
     def committed(
         self, outcomes: Iterable[Outcome], judged: Iterable[Judged], declared: Iterable[Declared]
     ) -> None:
         """Count frames that stand in the ledger now."""
         with self._lock:
+            settled: list[int] = []
             for outcome in outcomes:
                 self._tallies[outcome.head.key.iteration].count(
                     outcome.fate,
@@ -135,17 +138,15 @@ class Session:
                     bytes_in=outcome.head.byte_count,
                     bytes_stored=outcome.bytes_stored,
                 )
-                self._settle(outcome.ticket.sequence)
+                settled.append(outcome.ticket.sequence)
             for frame in judged:
                 self._tallies[frame.rows.iteration].count_rows(frame)
-                self._settle(frame.ticket.sequence)
+                settled.append(frame.ticket.sequence)
             for item in declared:
                 self._due[item.ticket.sequence] = item
-                self._settle(item.ticket.sequence)
-
-    def _settle(self, sequence: int) -> None:
-        self._under_way.discard(sequence)
-        self._progress.add((sequence,))
+                settled.append(item.ticket.sequence)
+            self._progress.add(settled)
+            self._under_way.difference_update(settled)
 
     def replayed(self, declared: Declared) -> bool:
         """Return whether an earlier process may have begun to apply it."""
