@@ -171,6 +171,16 @@ def _version(tensor: Tensor) -> int | None:
 
 def _unreadable(tensor: Tensor) -> str:
     """Return the reason, empty when there is none; the cheap questions come first."""
+    if (
+        # What nearly all tensors are, of the processor.
+        type(tensor) in _EAGER
+        and tensor.is_cpu
+        and tensor.dtype in _READABLE
+        and tensor.layout is torch.strided
+        and not tensor.is_nested
+        and tensor.untyped_storage().nbytes()
+    ):
+        return ""
     if not has_own_elements(tensor):
         # Fake, distributed and jagged tensors among them.
         return "unsupported_tensor_class"
