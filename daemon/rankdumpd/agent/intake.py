@@ -119,14 +119,14 @@ class Intake:
             self._claim([item])
             return
         self.give_back()
-        frame = self._judged(item)
+        frame = item if isinstance(item, Parcel) else self._judged(item)
         self._gathered.append(frame)
         self._gathered_cost += _cost(frame)
         full = self._gathered_cost > MOST_GATHERED_BYTES
         if full or len(self._gathered) >= MOST_GATHERED:
             self.hand_on()
 
-    def _judged(self, item: Received) -> Parcel | Done:
+    def _judged(self, item: Outcome | Declared) -> Done:
         if not isinstance(item, Declared) or not isinstance(item.declaration, FigureRows):
             return item
         refused = self._admission.of_rows(item.declaration, self._present_load())

@@ -98,7 +98,7 @@ KEPT_COLUMNS = (
     "sequence, graph, path, timestamp_us, op_type, op_name, argument, dtype, shape, bytes_in,"
     " bytes_stored, digest"
 )
-RECORD_PLACES = ", ".join("?" * 18)
+RECORD_PLACES = f"({', '.join('?' * 18)})"
 
 
 def session_row(row: tuple[Any, ...]) -> SessionRow:

@@ -8,6 +8,7 @@ import sqlite3
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 
 from rankdump.contract.errors import ConfigError
@@ -17,6 +18,9 @@ from rankdumpd.agent import rows
 from rankdumpd.agent.ledger.connection import connect, sole_owner
 from rankdumpd.agent.ledger.reading import LedgerReader
 from rankdumpd.agent.values import Declared, Judged, Outcome, Ticket
+
+_INSERTED_AT_ONCE = 64
+_PLACES_AT_ONCE = ", ".join([rows.RECORD_PLACES] * _INSERTED_AT_ONCE)
 
 
 class Ledger(LedgerReader):
@@ -62,10 +66,7 @@ class Ledger(LedgerReader):
     ) -> None:
         """Enter frames in one transaction; a number that stands there already stays as it is."""
         with self._transaction(synced=synced) as base:
-            base.executemany(
-                f"INSERT OR IGNORE INTO records VALUES ({rows.RECORD_PLACES})",
-                map(rows.record_row, outcomes),
-            )
+            _insert_records(base, [rows.record_row(outcome) for outcome in outcomes])
             base.executemany(
                 "INSERT OR IGNORE INTO figures VALUES (?, ?, ?, ?, ?, ?, ?)",
                 map(rows.figures_row, judged),
@@ -136,6 +137,17 @@ class Ledger(LedgerReader):
                 if self._base.in_transaction:
                     self._base.execute("ROLLBACK")
                 raise
+
+
+def _insert_records(base: sqlite3.Connection, records: list[tuple[str | int, ...]]) -> None:
+    # Some at a time: every step of SQLite lets go of the interpreter, and taking it back from
+    # threads that are busy costs more than the row.
+    whole = len(records) // _INSERTED_AT_ONCE * _INSERTED_AT_ONCE
+    query = "INSERT OR IGNORE INTO records VALUES "
+    for first in range(0, whole, _INSERTED_AT_ONCE):
+        some = records[first : first + _INSERTED_AT_ONCE]
+        base.execute(query + _PLACES_AT_ONCE, list(chain.from_iterable(some)))
+    base.executemany(query + rows.RECORD_PLACES, records[whole:])
 
 
 def _note_ordered(base: sqlite3.Connection, ticket: Ticket, graphs: Iterable[int]) -> None:
