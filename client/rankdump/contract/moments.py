@@ -74,15 +74,17 @@ def moments_of(dtype: str, data: memoryview, needed: Needed) -> Columns:
     if not count:
         nothing = Moments()
         return {"count": [0], **{name: [getattr(nothing, name)] for name in needed}}
-    if kind.widened:
+    if not kind.widened:
+        found = _found(_elements(kind, data), needed)
+    else:
         # By blocks as well: the float32 that they become shall not leave the cache.
         step = _BLOCK * kind.item_bytes
         blocks = (data[at : at + step] for at in range(0, data.nbytes, step))
         parts = [_found(_elements(kind, block), needed) for block in blocks]
         found = {name: _joined(name, [part[name] for part in parts]) for name in needed}
-    else:
-        found = _found(_elements(kind, data), needed)
-    return {"count": [count], **{name: [value] for name, value in found.items()}}
+    columns: Columns = {name: [value] for name, value in found.items()}
+    columns["count"] = [count]
+    return columns
 
 
 def moments_of_many(dtype: str, tensors: Sequence[bytes], needed: Needed) -> Columns:
@@ -121,14 +123,17 @@ def _elements(kind: dtypes.ElementType, data: memoryview) -> Elements:
 
 
 def _found(flat: Elements, needed: Needed) -> dict[str, Any]:
-    finders = _finders(needed)
-    parts: dict[str, list[Any]] = {name: [] for name, _ in finders}
     with np.errstate(all="ignore"):
-        for at in range(0, flat.size, _BLOCK):
-            block = _comparable(flat[at : at + _BLOCK])
-            for name, find in finders:
-                parts[name].append(find(block))
-    return {name: _joined(name, found) for name, found in parts.items()}
+        if flat.size <= _BLOCK:
+            return _block(flat, needed)
+        blocks = (flat[at : at + _BLOCK] for at in range(0, flat.size, _BLOCK))
+        parts = [_block(block, needed) for block in blocks]
+    return {name: _joined(name, [part[name] for part in parts]) for name in needed}
+
+
+def _block(values: Elements, needed: Needed) -> dict[str, Any]:
+    values = _comparable(values)
+    return {name: find(values) for name, find in _finders(needed)}
 
 
 @lru_cache(maxsize=64)
@@ -138,8 +143,6 @@ def _finders(needed: Needed) -> tuple[tuple[str, Callable[[Elements], Any]], ...
 
 def _joined(name: str, parts: Sequence[Any]) -> Any:
     """Return what several sets of elements have together, from what each has."""
-    if len(parts) == 1:
-        return parts[0]
     if name not in ("maximum", "minimum"):
         return sum(parts)
     nan = next((part for part in parts if part != part), None)
