@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from rankdump.contract.figure_rows import MAX_ROWS, FigureRows, TensorKind
 from rankdump.contract.plan import Precision
-from rankdump.contract.statistics import figures, figures_of_many
+from rankdump.contract.statistics import text_of, texts_of_many
 from rankdump.values import Deferred, TensorSource
 
 MAX_WAITING = 2048
@@ -60,7 +60,7 @@ class Measure:
         data = source.elements()
         if data is None:
             data = memoryview(source.copied())
-        return _text(figures(self._items, source.dtype, data))
+        return text_of(self._items, source.dtype, data)
 
     def texts(self, kinds: Sequence[TensorKind], taken: Sequence[Figures]) -> list[str | None]:
         """Return the texts of what was taken, all of a sort at once; None where that failed."""
@@ -74,16 +74,16 @@ class Measure:
             try:
                 rows = self._read(sort, [taken[at] for at in places])
                 for at, row in zip(places, rows, strict=True):
-                    found[at] = _text(row)
+                    found[at] = row
             except Exception:  # a device that failed must not end the training
                 logger.debug("figures could not be read back", exc_info=True)
         return found
 
-    def _read(self, sort: str | type[Deferred], taken: list[Figures]) -> list[tuple[str, ...]]:
+    def _read(self, sort: str | type[Deferred], taken: list[Figures]) -> list[str]:
         if isinstance(sort, str):
-            return figures_of_many(self._items, sort, [e for e in taken if isinstance(e, bytes)])
+            return texts_of_many(self._items, sort, [e for e in taken if isinstance(e, bytes)])
         promised = [each for each in taken if not isinstance(each, (str, bytes))]
-        return promised[0].read(promised)
+        return [",".join(row) for row in promised[0].read(promised)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +152,3 @@ def _frames(run: _Run, texts: Sequence[str | None]) -> Iterator[FigureRows | Unr
     for at in range(0, len(read), MAX_ROWS):
         kinds, stamps, figures = zip(*read[at : at + MAX_ROWS], strict=True)
         yield FigureRows(iteration, kinds, stamps, figures, switched_on, degraded)
-
-
-def _text(found: Sequence[str]) -> str:
-    return ",".join(found)

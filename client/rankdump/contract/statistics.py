@@ -64,14 +64,6 @@ def figures(items: tuple[str, ...], dtype: str, data: memoryview) -> tuple[str, 
     return tuple(text_of(items, dtype, data).split(",")) if items else ()
 
 
-def figures_of_many(
-    items: tuple[str, ...], dtype: str, tensors: Sequence[bytes]
-) -> list[tuple[str, ...]]:
-    """Return the same as `figures` of each of these tensors, which all have elements."""
-    texts = texts_of_many(items, dtype, tensors)
-    return [tuple(text.split(",")) if items else () for text in texts]
-
-
 def text_of(items: tuple[str, ...], dtype: str, data: memoryview) -> str:
     """Return the figures of one tensor as `figures` does, with commas between them."""
     _check(dtype)
