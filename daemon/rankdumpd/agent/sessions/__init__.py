@@ -5,15 +5,14 @@ from __future__ import annotations
 import dataclasses
 import secrets
 import threading
-from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from rankdump.contract import selection
 from rankdump.contract.exchange import IterationEnd, SessionEnd, SessionRequest
 from rankdump.contract.plan import DumpPlan
 from rankdump.contract.status import IterationStatus, SessionState, SessionStatus
 from rankdumpd.agent import balance
-from rankdumpd.agent.balance import Tally
+from rankdumpd.agent.balance import Tallies
 from rankdumpd.agent.draw.parts import GraphParts
 from rankdumpd.agent.program import ProgramOrder
 from rankdumpd.agent.progress import Progress
@@ -43,7 +42,7 @@ class Session:
         self._under_way: set[int] = set()
         self._due: dict[int, Declared] = {}
         self._restored_to = 0
-        self._tallies: dict[int, Tally] = defaultdict(Tally)
+        self._tallies = Tallies()
         self._troubles: dict[str, None] = {}
         self._listener: Listener | None = None
         self._ring: Ring | None = None
@@ -68,16 +67,7 @@ class Session:
         self._acknowledged = self._progress.watermark
         self._due = {declared.ticket.sequence: declared for declared in due}
         self._restored_to = max(self._due, default=0)
-        for count in counts:
-            self._tallies[count.iteration].count(
-                count.fate,
-                count.reason,
-                records=count.records,
-                bytes_in=count.bytes_in,
-                bytes_stored=count.bytes_stored,
-            )
-        for end in ends:
-            self._tallies[end.iteration].end(IterationEnd(end.iteration, end.expected, end.dropped))
+        self._tallies.restore(counts, ends)
 
     @property
     def watermark(self) -> int:
@@ -126,25 +116,16 @@ class Session:
             return new
 
     def committed(
-        self, outcomes: Iterable[Outcome], judged: Iterable[Judged], declared: Iterable[Declared]
+        self,
+        outcomes: Collection[Outcome],
+        judged: Collection[Judged],
+        declared: Collection[Declared],
     ) -> None:
         """Count frames that stand in the ledger now."""
         with self._lock:
-            settled: list[int] = []
-            for outcome in outcomes:
-                self._tallies[outcome.head.key.iteration].count(
-                    outcome.fate,
-                    outcome.reason,
-                    bytes_in=outcome.head.byte_count,
-                    bytes_stored=outcome.bytes_stored,
-                )
-                settled.append(outcome.ticket.sequence)
-            for frame in judged:
-                self._tallies[frame.rows.iteration].count_rows(frame)
-                settled.append(frame.ticket.sequence)
-            for item in declared:
-                self._due[item.ticket.sequence] = item
-                settled.append(item.ticket.sequence)
+            self._tallies.add(outcomes, judged)
+            settled = [each.ticket.sequence for each in (*outcomes, *judged, *declared)]
+            self._due.update((item.ticket.sequence, item) for item in declared)
             self._progress.add(settled)
             self._under_way.difference_update(settled)
 
@@ -163,9 +144,7 @@ class Session:
     def end_iteration(self, end: IterationEnd) -> IterationStatus:
         """Complete an iteration; return its balance."""
         with self._lock:
-            tally = self._tallies[end.iteration]
-            tally.end(end)
-            return tally.status(self.request, end.iteration)
+            return self._tallies.end(self.request, end)
 
     def say_goodbye(self, end: SessionEnd) -> None:
         """Close the session: the rank has nothing more to send."""
@@ -250,10 +229,7 @@ class Session:
     def iterations(self) -> list[IterationStatus]:
         """Return the balance of every iteration that sent anything, in order."""
         with self._lock:
-            return [
-                self._tallies[iteration].status(self.request, iteration)
-                for iteration in sorted(self._tallies)
-            ]
+            return self._tallies.statuses(self.request)
 
     def findings(self) -> list[str]:
         """Return what people should know of this session."""
