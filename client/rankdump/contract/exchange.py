@@ -56,6 +56,8 @@ class SessionGrant:
     """Why the plan selects nothing on this rank; empty when it selects something."""
     slab: SlabPlace | None = None
     """Where frames go instead of the stream, when the agent offers it."""
+    redirect: str = ""
+    """Where to ask instead: a name beside the socket, or a port of the same host; empty for here."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,7 +64,7 @@ def test_hostile_session_request(fields: dict[str, Any], cause: str):
         convert.session_request_from_wire(agent_pb2.OpenSessionRequest(**(good | fields)))
 
 
-@given(grant=st.builds(SessionGrant, blobs, uint64, uint64, texts))
+@given(grant=st.builds(SessionGrant, blobs, uint64, uint64, texts, redirect=texts))
 def test_session_grant(grant: SessionGrant):
     """An answer comes back as it was."""
     message = sent(convert.session_grant_to_wire(grant), agent_pb2.OpenSessionResponse)
