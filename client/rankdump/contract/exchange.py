@@ -57,7 +57,7 @@ class SessionGrant:
     slab: SlabPlace | None = None
     """Where frames go instead of the stream, when the agent offers it."""
     redirect: str = ""
-    """Where to ask instead: a name beside the socket, or a port of the same host; empty for here."""
+    """Where to open instead: a name beside the socket, or a port of its host; empty for here."""
 
 
 @dataclass(frozen=True, slots=True)
