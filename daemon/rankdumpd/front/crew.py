@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
@@ -35,6 +36,10 @@ class Member(Protocol):
     @property
     def address(self) -> str:
         """Where it serves; UnavailableError while it does not."""
+        ...
+
+    def wait_up(self, timeout_s: float) -> None:
+        """Wait until it serves, or no longer."""
         ...
 
     def findings(self) -> list[str]:
@@ -76,10 +81,14 @@ class Crew:
         """Wait until all that was received is in the tree; return what is not, at least one for
         each worker that does not say.
         """
-        drain = agent_pb2.Drain(timeout_ms=round(timeout_s * 1000))
+        deadline_s = time.monotonic() + timeout_s
+        for member in self._members:
+            member.wait_up(deadline_s - time.monotonic())
+        left_s = max(0.0, deadline_s - time.monotonic())
+        drain = agent_pb2.Drain(timeout_ms=round(left_s * 1000))
         answers = self._ask(
             lambda stub: stub.Control.future(
-                agent_pb2.ControlRequest(drain=drain), timeout=timeout_s + _MARGIN_S
+                agent_pb2.ControlRequest(drain=drain), timeout=left_s + _MARGIN_S
             )
         )
         return sum(1 if isinstance(a, RankdumpError) else a.queued_records for a in answers)

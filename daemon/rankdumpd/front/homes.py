@@ -13,8 +13,7 @@ import logging
 import os
 import sqlite3
 import time
-from collections import defaultdict
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,9 +46,10 @@ class Home:
         """Its rows."""
         return self.state_dir / LEDGER
 
-    def slab(self, session_id: str) -> Path | None:
-        """Return where the slab of a session stands, if there is one."""
-        return self.runtime_dir and self.runtime_dir / "slabs" / f"{session_id}.slab"
+    @property
+    def slabs(self) -> Path | None:
+        """Its shared memory; None without a socket."""
+        return self.runtime_dir and self.runtime_dir / "slabs"
 
     def worker(self, index: int) -> Home:
         """Return the home of a worker of the agent that lives here."""
@@ -72,18 +72,22 @@ def bring_home(agent: Home, workers: int, *, group: int, patience_s: float) -> N
     when a worker still runs after that time.
     """
     homes = [agent] if workers == 1 else [agent.worker(index) for index in range(workers)]
-    others = [home for home in (agent, *agent.workers()) if home not in homes]
+    places = [*homes, *(home for home in (agent, *agent.workers()) if home not in homes)]
     with contextlib.ExitStack() as owned:
-        for home in (*homes, *others):
-            if home != agent:
-                owned.enter_context(_owned(home.state_dir, patience_s))
-        for home in (*homes, *others):
-            try:
-                _clear(home, homes, group)
-            except (OSError, sqlite3.Error) as error:
-                where = str(home.state_dir)
-                allowed = f"a folder whose sessions can be moved to their workers ({error})"
-                raise ConfigError("agent.state_dir", "", where, allowed) from None
+        for place in places:
+            if place != agent:
+                owned.enter_context(_owned(place.state_dir, patience_s))
+        try:
+            home_of = {
+                session_id: homes[index]
+                for place in places
+                for session_id, index in _clear(place, homes).items()
+            }
+            for place in places:
+                _move_slabs(place, home_of, group)
+        except (OSError, sqlite3.Error) as error:
+            allowed = f"a folder whose sessions can be moved to their workers ({error})"
+            raise ConfigError("agent.state_dir", "", str(agent.state_dir), allowed) from None
 
 
 def make_folder(path: Path, group: int) -> None:
@@ -94,29 +98,24 @@ def make_folder(path: Path, group: int) -> None:
         path.chmod(FOLDER_MODE)
 
 
-def _clear(source: Home, homes: list[Home], group: int) -> None:
-    """Move out what does not belong here."""
+def _clear(source: Home, homes: list[Home]) -> dict[str, int]:
+    """Move out what does not belong here; return to which home each session belongs."""
     if not source.ledger.exists():
-        return
+        return {}
     with contextlib.closing(connect(source.ledger)) as base:
-        strangers: dict[int, list[str]] = defaultdict(list)
-        for session_id, request in base.execute("SELECT session_id, request FROM sessions"):
-            index = _index(session_id, request, len(homes))
-            if index is not None and homes[index] != source:
-                strangers[index].append(session_id)
-        for index, session_ids in strangers.items():
-            target = homes[index]
-            _log.info(
-                "moving %d sessions from %s to %s",
-                len(session_ids),
-                source.state_dir,
-                target.state_dir,
-            )
-            # Slabs first: a slab without its session would be taken away as a stray.
-            _move_slabs(source, target, session_ids, group)
-            target.state_dir.mkdir(parents=True, exist_ok=True)
-            connect(target.ledger).close()
-            _move_rows(base, target.ledger, session_ids)
+        rows = base.execute("SELECT session_id, request FROM sessions").fetchall()
+        belongs = {
+            session_id: index
+            for session_id, request in rows
+            if (index := _index(session_id, request, len(homes))) is not None
+        }
+        for index, home in enumerate(homes):
+            strangers = [each for each, at in belongs.items() if at == index and home != source]
+            if strangers:
+                _log.info("%d sessions go to %s", len(strangers), home.state_dir)
+                connect(home.ledger).close()
+                _move_rows(base, home.ledger, strangers)
+        return belongs
 
 
 def _index(session_id: str, request: str, workers: int) -> int | None:
@@ -129,13 +128,16 @@ def _index(session_id: str, request: str, workers: int) -> int | None:
         return None
 
 
-def _move_slabs(source: Home, target: Home, session_ids: Iterable[str], group: int) -> None:
-    for session_id in session_ids:
-        before, after = source.slab(session_id), target.slab(session_id)
-        if before and after and before.exists():
-            make_folder(after.parent, group)
+def _move_slabs(source: Home, home_of: Mapping[str, Home], group: int) -> None:
+    """Move slabs after their sessions, wherever an earlier attempt may have left them."""
+    if source.slabs is None or not source.slabs.is_dir():
+        return
+    for slab in sorted(source.slabs.iterdir()):
+        home = home_of.get(slab.stem, source)
+        if home.slabs is not None and home != source:
+            make_folder(home.slabs, group)
             # A rank that maps it goes on with it: it knows the file by its inode.
-            before.rename(after)
+            slab.rename(home.slabs / slab.name)
 
 
 def _move_rows(base: sqlite3.Connection, target: Path, session_ids: list[str]) -> None:
@@ -153,11 +155,15 @@ def _move_rows(base: sqlite3.Connection, target: Path, session_ids: list[str]) -
                     f" SELECT {columns} FROM main.{table} WHERE session_id = ?",
                     keys,
                 )
-        with _transaction(base):
-            for table in tables:
-                base.executemany(f"DELETE FROM main.{table} WHERE session_id = ?", keys)
+        _delete_rows(base, tables, keys)
     finally:
         base.execute("DETACH target")
+
+
+def _delete_rows(base: sqlite3.Connection, tables: list[str], keys: list[tuple[str]]) -> None:
+    with _transaction(base):
+        for table in tables:
+            base.executemany(f"DELETE FROM main.{table} WHERE session_id = ?", keys)
 
 
 @contextmanager

@@ -50,6 +50,11 @@ class Worker:
                 )
             return self._address
 
+    def wait_up(self, timeout_s: float) -> None:
+        """Wait until it serves, or no longer."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._address, timeout_s)
+
     def findings(self) -> list[str]:
         """Return what people should know of it."""
         with self._changed:
