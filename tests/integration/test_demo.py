@@ -84,7 +84,7 @@ def test_the_zstd_command_gives_plain_npy_files(collected, tmp_path):
     assert command is not None, "CI has the zstd command"
     entries = [entry for entry in walk(tree).entries if entry.key.rank == 0]
     packed = [entry.path for entry in entries if entry.path.suffix == ".zst"]
-    assert len(packed) > 100
+    assert packed
     subprocess.run([command, "-d", "-q", "--output-dir-flat", tmp_path, *packed], check=True)
     for entry in entries:
         # What zstd could not make smaller is an npy file already.

@@ -167,7 +167,7 @@ def test_a_sample_that_promised_too_much():
     body = bytearray(NOISE)
     last = len(body) - SMALL_BYTES // 4
     for at in (last * n // 3 for n in range(4)):
-        body[at : at + 1024] = bytes(1024)
+        body[at : at + 4096] = bytes(4096)
     codec = Counting()
     assert pack(codec, (b"head", body)).suffix == ""
     assert codec.seen_bytes > len(body)

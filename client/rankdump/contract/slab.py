@@ -6,8 +6,9 @@
     4096  the ring: entries, each a head, a frame and the frame's data, at multiples of 64
 
 Positions only rise; an entry at position p stands at p modulo the ring's length and never wraps.
-What the rank committed is readable whoever dies. One process writes, one reads; each side's
-numbers are plain 8-byte stores, and a message between the two always follows them.
+What the rank committed is readable whoever dies. One process writes, one reads. The other one
+may look at any moment, so each number is stored and loaded at one blow: through an element of a
+memoryview, because `struct.pack_into` fills the place with zeros first.
 """
 
 from __future__ import annotations
@@ -27,9 +28,7 @@ MIN_RING_BYTES = 1 << 16
 _HEADER = struct.Struct("<8sQQ")
 _MAGIC = b"RDSLAB\0\1"
 _VERSION = 1
-_WRITTEN_AT, _RELEASED_AT = 64, 128
-# Native: the other process may read at any moment, and only so it is one store of 8 bytes.
-_NUMBER = struct.Struct("@Q")
+_WRITTEN, _RELEASED = 64 // 8, 128 // 8
 _HEAD = struct.Struct("<IIQQQ")
 _ENTRY_MAGIC = 0x31454452
 
@@ -51,6 +50,8 @@ class Reservation:
     """Of the entry's head within the ring."""
     data: memoryview
     """Where the data goes."""
+    end: int
+    """Position behind the entry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,7 @@ class _Slab:
         magic, version, ring_bytes = _HEADER.unpack_from(memory, 0)
         if magic != _MAGIC or version != _VERSION or ring_bytes != len(memory) - RING_OFFSET:
             raise DamagedError(f"slab of {len(memory)} bytes with header {bytes(memory[:24])!r}")
-        self._memory = memory
+        self._numbers = memory[:RING_OFFSET].cast("Q")
         self._ring = memory[RING_OFFSET:]
         self.ring_bytes = ring_bytes
         """Bytes of the ring."""
@@ -97,12 +98,12 @@ class _Slab:
     @property
     def written(self) -> int:
         """Position behind the last published entry."""
-        return _NUMBER.unpack_from(self._memory, _WRITTEN_AT)[0]
+        return self._numbers[_WRITTEN]
 
     @property
     def released(self) -> int:
         """Position before which everything may be overwritten."""
-        return _NUMBER.unpack_from(self._memory, _RELEASED_AT)[0]
+        return self._numbers[_RELEASED]
 
 
 class SlabWriter(_Slab):
@@ -115,8 +116,10 @@ class SlabWriter(_Slab):
     def __init__(self, memory: memoryview) -> None:
         super().__init__(memory)
         self._lock = threading.Lock()
+        self._states = self._ring.cast("I")
         self._next = self.written
-        self._open: deque[tuple[int, int]] = deque()
+        self._open: deque[int] = deque()
+        self._done: set[int] = set()
 
     def fits(self, frame_bytes: int, data_bytes: int) -> bool:
         """Return whether an entry of that size can be reserved at all, once there is room."""
@@ -140,9 +143,10 @@ class SlabWriter(_Slab):
             # Last, so that a death in between leaves no head before half a frame.
             self._put_head(offset, _State.RESERVED, len(frame), data_bytes)
             self._next += total
-            self._open.append((offset, self._next))
+            end = self._next
+            self._open.append(end)
         data_at = offset + _aligned(_HEAD.size + len(frame))
-        return Reservation(offset, self._ring[data_at : data_at + data_bytes])
+        return Reservation(offset, self._ring[data_at : data_at + data_bytes], end)
 
     def commit(self, reservation: Reservation) -> None:
         """Publish an entry whose data is in place."""
@@ -153,19 +157,21 @@ class SlabWriter(_Slab):
         self._end(reservation, _State.ABANDONED)
 
     def _end(self, reservation: Reservation, state: _State) -> None:
+        self._states[reservation.offset // 4 + 1] = state
         with self._lock:
-            struct.pack_into("<I", self._ring, reservation.offset + 4, state)
-            while self._open and self._state_at(self._open[0][0]) is not _State.RESERVED:
-                _, end = self._open.popleft()
-                _NUMBER.pack_into(self._memory, _WRITTEN_AT, end)
+            waiting, done = self._open, self._done
+            done.add(reservation.end)
+            end = 0
+            while waiting and waiting[0] in done:
+                end = waiting.popleft()
+                done.remove(end)
+            if end:
+                self._numbers[_WRITTEN] = end
 
     def _put_head(self, offset: int, state: _State, frame_bytes: int, data_bytes: int) -> None:
         _HEAD.pack_into(
             self._ring, offset, _ENTRY_MAGIC, state, self._next, frame_bytes, data_bytes
         )
-
-    def _state_at(self, offset: int) -> _State:
-        return _State(_HEAD.unpack_from(self._ring, offset)[1])
 
 
 class SlabReader(_Slab):
@@ -195,7 +201,7 @@ class SlabReader(_Slab):
         """Let the rank overwrite everything before a position."""
         if not self.released <= position <= self._read:
             raise ValueError(f"release to {position}, read to {self._read}")
-        _NUMBER.pack_into(self._memory, _RELEASED_AT, position)
+        self._numbers[_RELEASED] = position
 
     def _until(self, limit: int) -> Iterator[Entry]:
         while self._read < limit:

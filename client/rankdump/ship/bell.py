@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 BATCH_ENTRIES = 256
-BATCH_BYTES = 4 << 20
+BATCH_BYTES = 32 << 20
 BATCH_S = 0.002
 
 

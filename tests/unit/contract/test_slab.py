@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import mmap
 import random
 import struct
+import subprocess
+import sys
 import threading
 from collections import deque
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -218,3 +222,39 @@ def test_a_slab_of_another_length_than_its_header_says():
     struct.pack_into("<Q", memory, 16, SMALL * 2)
     with pytest.raises(DamagedError, match="header"):
         SlabWriter(memory)
+
+
+_COUNTING_RANK = """
+import mmap, sys
+from rankdump.contract.slab import SlabReader, SlabWriter
+with open(sys.argv[1], "r+b") as file:
+    memory = memoryview(mmap.mmap(file.fileno(), 0))
+writer, reader = SlabWriter(memory), SlabReader(memory)
+print("begins", flush=True)
+for _ in range(60_000):
+    writer.commit(writer.reserve(b"frame", 3))
+    for entry in reader.entries():
+        reader.release(entry.end)
+"""
+
+
+def test_the_other_process_never_sees_a_number_half_written(tmp_path: Path):
+    """A number that reads as zero for an instant once ended a session: it seemed to go back."""
+    file = tmp_path / "slab"
+    file.write_bytes(bytes(fresh()))
+    with file.open("r+b") as opened:
+        memory = memoryview(mmap.mmap(opened.fileno(), 0))
+    watcher = SlabReader(memory)
+    command = [sys.executable, "-c", _COUNTING_RANK, str(file)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as rank:
+        assert rank.stdout is not None
+        rank.stdout.readline()
+        last_written = last_released = 0
+        while rank.poll() is None:
+            for _ in range(1000):
+                released, written = watcher.released, watcher.written
+                assert released >= last_released
+                assert written >= last_written
+                last_released, last_written = released, written
+    assert rank.returncode == 0
+    assert watcher.written == watcher.released > 0

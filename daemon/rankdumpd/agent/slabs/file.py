@@ -34,7 +34,9 @@ class Slab:
         self._descriptor = descriptor
         self.length = os.fstat(descriptor).st_size
         """Bytes of the whole file."""
-        self.memory = memoryview(mmap.mmap(descriptor, self.length))
+        # Entered into this process's tables at once, as the rank does with its own.
+        flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+        self.memory = memoryview(mmap.mmap(descriptor, self.length, flags=flags))
         """The whole file."""
 
     @property

@@ -1,0 +1,45 @@
+"""One rank of many, without a framework; on request it kills itself as soon as all is staged.
+
+python crowd.py RANK WORLD_SIZE FINISH, where FINISH is `close` or `kill`
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+
+import numpy as np
+
+import rankdump
+
+ITERATIONS = 3
+OPERATORS = 20
+_LENGTHS = (1, 3, 1000, 20_000, 600_000)
+"""Elements of float32: the last one is more than half of a small slab, and travels in pieces."""
+
+
+def tensors(rank: int, iteration: int) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield what a rank dumps in an iteration; no two tensors of a job are alike."""
+    for number in range(OPERATORS):
+        length = _LENGTHS[number % len(_LENGTHS)]
+        first = (rank * ITERATIONS + iteration) * OPERATORS + number
+        yield f"Default/fc-Linear/Linear-op{number}", np.arange(first, first + length, dtype="f4")
+
+
+def main() -> None:
+    rank, world_size, finish = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": str(world_size)}
+    session = rankdump.Session.from_environment()
+    for iteration in range(ITERATIONS):
+        session.step(iteration)
+        for name, values in tensors(rank, iteration):
+            session.dump("Linear", name, "output", 0, values)
+    if finish == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    session.close()
+
+
+if __name__ == "__main__":
+    main()
