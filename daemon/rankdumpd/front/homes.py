@@ -92,10 +92,12 @@ def bring_home(agent: Home, workers: int, *, group: int, patience_s: float) -> N
 
 def make_folder(path: Path, group: int) -> None:
     """Make a folder that a group may enter; one that is there stays as it is."""
-    if not path.is_dir():
-        path.mkdir(parents=True, mode=FOLDER_MODE)
-        os.chown(path, -1, group)
-        path.chmod(FOLDER_MODE)
+    missing = [folder for folder in (path, *path.parents) if not folder.is_dir()]
+    for folder in reversed(missing):
+        folder.mkdir()
+        os.chown(folder, -1, group if folder == path else -1)
+        # Whatever the umask is: the socket's folder may be among them.
+        folder.chmod(FOLDER_MODE)
 
 
 def _clear(source: Home, homes: list[Home]) -> dict[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import time
 from collections.abc import Mapping
@@ -25,6 +26,8 @@ from rankdumpd.front.sharding import worker_of
 from rankdumpd.front.worker import Worker
 from rankdumpd.server import socket_path
 from rankdumpd.settings import AgentSettings, environment, without_settings
+
+_log = logging.getLogger(__name__)
 
 _PATIENCE_S = 10.0
 _NOT_INHERITED = "NOTIFY_SOCKET"
@@ -66,11 +69,9 @@ class Front:
     def start(self) -> None:
         """Bring all sessions to their workers, start these and wait until they serve."""
         try:
+            self._make_runtime_folders()
             bring_home(self._home, len(self._workers), group=self._group, patience_s=_PATIENCE_S)
             for worker in self._workers:
-                folder = self._home.worker(worker.index).runtime_dir
-                if folder:
-                    make_folder(folder, self._group)
                 worker.start()
             for worker in self._workers:
                 worker.wait_ready()
@@ -89,6 +90,8 @@ class Front:
     def stop(self) -> None:
         """End all workers at once; may be repeated."""
         self._draining = True
+        for worker in self._workers:
+            worker.let_go()
         for worker in self._workers:
             worker.stop()
             folder = self._home.worker(worker.index).runtime_dir
@@ -113,6 +116,16 @@ class Front:
         inherited = without_settings(environ)
         inherited.pop(_NOT_INHERITED, None)
         return Worker(index, folder=home.state_dir, environ=inherited | environment(share))
+
+    def _make_runtime_folders(self) -> None:
+        for worker in self._workers:
+            folder = self._home.worker(worker.index).runtime_dir
+            try:
+                if folder:
+                    make_folder(folder, self._group)
+            except OSError as error:
+                # The worker will find it out as well, and do without shared memory.
+                _log.warning("%s cannot be made: %s", folder, error)
 
     def _redirect(self, request: SessionRequest) -> str:
         if self._draining:

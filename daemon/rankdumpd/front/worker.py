@@ -90,12 +90,17 @@ class Worker:
             self._changed.wait_for(lambda: self._over, timeout_s)
             return 1 if self._left is None else self._left
 
-    def stop(self) -> None:
-        """End it at once; may be repeated, and called without `start`."""
+    def let_go(self) -> None:
+        """Let it end at once, and start none in its place."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
-            self._let_go()
+            self._drop_leash()
+
+    def stop(self) -> None:
+        """End it at once and wait for that; may be repeated, and called without `start`."""
+        self.let_go()
+        with self._changed:
             if not self._changed.wait_for(lambda: self._process is None, _KILL_AFTER_S):
                 assert self._process is not None
                 self._process.kill()
@@ -132,7 +137,7 @@ class Worker:
         except OSError as error:
             how = f"could not be run: {error}"
         with self._changed:
-            self._let_go()
+            self._drop_leash()
             self._process, self._address, self._last_end = None, "", how
             self._changed.notify_all()
         return served
@@ -168,8 +173,7 @@ class Worker:
                     self._changed.notify_all()
         return served
 
-    def _let_go(self) -> None:
-        """Let go of the leash: whoever is still on it ends at once."""
+    def _drop_leash(self) -> None:
         if self._process and self._process.stdin:
             with contextlib.suppress(OSError):
                 self._process.stdin.close()
