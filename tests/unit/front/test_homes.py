@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sqlite3
@@ -13,10 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rankdump.contract.errors import ConfigError
-from rankdump.contract.exchange import IterationEnd, SessionRequest
+from rankdump.contract.exchange import SessionRequest
 from rankdumpd.agent.ledger import Ledger
 from rankdumpd.agent.ledger.connection import sole_owner
-from rankdumpd.agent.values import Declared, Ticket
 from rankdumpd.front import homes
 from rankdumpd.front.homes import Home, bring_home
 from rankdumpd.front.sharding import worker_of
@@ -54,10 +54,14 @@ def fill(home: Home, ranks=RANKS) -> None:
     ledger = Ledger(home.state_dir / "making")
     for rank in ranks:
         ledger.open_session(request(rank))
-        declared = Declared(Ticket(f"s{rank}", 1), IterationEnd(0, rank), b"body%d" % rank)
-        ledger.commit((), [declared], {f"s{rank}": 1}, synced=False)
     ledger.close()
     (home.state_dir / "making" / "ledger.sqlite").rename(home.ledger)
+    with contextlib.closing(sqlite3.connect(home.ledger)) as base, base:
+        base.executemany(
+            "INSERT INTO declarations (session_id, sequence, kind, body, applied)"
+            " VALUES (?, 1, 'IterationEnd', ?, 0)",
+            [(f"s{rank}", b"body%d" % rank) for rank in ranks],
+        )
     for rank in ranks:
         assert home.slabs is not None
         home.slabs.mkdir(parents=True, exist_ok=True)
@@ -68,10 +72,9 @@ def found(home: Home) -> set[int]:
     """Return the ranks whose rows are all here, and nobody else's."""
     if not home.ledger.exists():
         return set()
-    with sqlite3.connect(home.ledger) as base:
+    with contextlib.closing(sqlite3.connect(home.ledger)) as base:
         sessions = {s for (s,) in base.execute("SELECT session_id FROM sessions")}
         bodies = dict(base.execute("SELECT session_id, body FROM declarations"))
-    base.close()
     ranks = {int(s[1:]) for s in sessions}
     assert bodies == {f"s{rank}": b"body%d" % rank for rank in ranks}
     return ranks
@@ -145,9 +148,8 @@ def test_a_worker_that_still_runs_keeps_its_ledger(agent: Home):
 
 def test_a_session_that_cannot_be_read_keeps_nobody_out(agent: Home):
     fill(agent)
-    with sqlite3.connect(agent.ledger) as base:
+    with contextlib.closing(sqlite3.connect(agent.ledger)) as base, base:
         base.execute("UPDATE sessions SET request = ? WHERE session_id = 's0'", (json.dumps([]),))
-    base.close()
     move(agent, 2)
     assert {r for index in range(2) for r in found(agent.worker(index))} == set(RANKS) - {0}
 
