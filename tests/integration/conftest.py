@@ -314,7 +314,7 @@ def make_agent(short_dir: Path) -> Iterator:
     with contextlib.ExitStack() as stack:
 
         def make(**settings) -> Embedded:
-            embedded = Embedded(short_dir, **({"workers": 2} | settings))
+            embedded = Embedded(short_dir, **({"encode_threads": 2} | settings))
             stack.callback(embedded.stop)
             return embedded
 

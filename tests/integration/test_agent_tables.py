@@ -130,7 +130,7 @@ def test_header_and_tail_of_a_profile(make_agent, make_rank, frames, saved, prof
 def test_rows_stand_in_the_order_of_frames(make_agent, make_rank, frames, record_of, saved):
     """Several workers finish large and small tensors in any order; rows come as they were sent."""
     content = Content(saved, ("max",))
-    rank = make_rank(make_agent(workers=4).address, content=content)
+    rank = make_rank(make_agent(encode_threads=4).address, content=content)
     rank.open()
     stream = rank.push()
     count = 60

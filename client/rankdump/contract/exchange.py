@@ -57,6 +57,8 @@ class SessionGrant:
     """Why the plan selects nothing on this rank; empty when it selects something."""
     slab: SlabPlace | None = None
     """Where frames go instead of the stream, when the agent offers it."""
+    redirect: str = ""
+    """Where to open instead: a name beside the socket, or a port of its host; empty for here."""
 
 
 @dataclass(frozen=True, slots=True)

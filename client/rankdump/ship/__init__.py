@@ -12,14 +12,15 @@ from collections.abc import Callable, Iterator
 
 import grpc
 
-from rankdump.contract.errors import PermanentError, RankdumpError
-from rankdump.contract.exchange import Declaration, RecordHead, SessionRequest
+from rankdump.contract.errors import PermanentError, ProtocolError, RankdumpError
+from rankdump.contract.exchange import Declaration, RecordHead, SessionGrant, SessionRequest
 from rankdump.ship import link as times
 from rankdump.ship.depot import Depot
 from rankdump.ship.items import Held
 from rankdump.ship.link import Link
 from rankdump.ship.loading import TooLargeError
 from rankdump.ship.outgoing import Outgoing
+from rankdump.ship.redirect import redirected
 from rankdump.ship.way import Way
 from rankdump.values import Placing, Staged, TensorSource
 from rankdump.wire.convert import session_grant_from_wire, session_request_to_wire
@@ -148,8 +149,7 @@ class Ship:
         wait_s = times.BACKOFF_S[0]
         while not self._finished():
             try:
-                with grpc.insecure_channel(self._address, options=times.CHANNEL_OPTIONS) as channel:
-                    self._connect(agent_pb2_grpc.AgentServiceStub(channel))
+                self._connect()
                 wait_s = times.BACKOFF_S[0]
             except (grpc.RpcError, RankdumpError) as failure:
                 error = error_of(failure) if isinstance(failure, grpc.RpcError) else failure
@@ -171,10 +171,21 @@ class Ship:
         gone = self._abandoned or self.link in (Link.ABSENT, Link.REFUSED)
         return self.closing and (gone or not self._depot.items.outstanding)
 
-    def _connect(self, stub: agent_pb2_grpc.AgentServiceStub) -> None:
-        """Open or resume the session, then push until the stream ends."""
-        request = session_request_to_wire(self._request)
-        grant = session_grant_from_wire(stub.OpenSession(request, timeout=times.OPEN_TIMEOUT_S))
+    def _connect(self) -> None:
+        """Open or resume the session where the agent wants it, then push until the stream ends."""
+        request, address = session_request_to_wire(self._request), self._address
+        for _ in ("here", "redirected"):
+            with grpc.insecure_channel(address, options=times.CHANNEL_OPTIONS) as channel:
+                stub = agent_pb2_grpc.AgentServiceStub(channel)
+                answer = stub.OpenSession(request, timeout=times.OPEN_TIMEOUT_S)
+                grant = session_grant_from_wire(answer)
+                if not grant.redirect:
+                    self._push(stub, grant)
+                    return
+                address = redirected(address, grant.redirect)
+        raise ProtocolError(f"agent {self._address} sends on to one that sends on to {address}")
+
+    def _push(self, stub: agent_pb2_grpc.AgentServiceStub, grant: SessionGrant) -> None:
         stream = self._outgoing.begin_stream()
         self._depot.acknowledge(grant.acknowledged)
         self._way.choose(grant)

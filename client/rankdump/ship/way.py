@@ -70,5 +70,9 @@ def seen_from_here(place: SlabPlace, address: str) -> SlabPlace:
     if granted.exists() or not address.startswith("unix:"):
         return place
     socket = Path(address.removeprefix("unix:").removeprefix("//"))
-    beside = socket.parent / granted.parent.name / granted.name
-    return replace(place, path=str(beside)) if beside.exists() else place
+    # The slabs of one worker of several stand a folder deeper.
+    for depth in (2, 3):
+        beside = socket.parent.joinpath(*granted.parts[-depth:])
+        if beside.exists():
+            return replace(place, path=str(beside))
+    return place

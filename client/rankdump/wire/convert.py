@@ -48,6 +48,7 @@ def session_grant_to_wire(grant: SessionGrant) -> agent_pb2.OpenSessionResponse:
         max_record_bytes=grant.max_record_bytes,
         excluded=grant.excluded,
         slab=None if grant.slab is None else agent_pb2.Slab(**common(grant.slab, SlabPlace)),
+        redirect=grant.redirect,
     )
 
 
@@ -59,6 +60,7 @@ def session_grant_from_wire(message: agent_pb2.OpenSessionResponse) -> SessionGr
         max_record_bytes=message.max_record_bytes,
         excluded=message.excluded,
         slab=SlabPlace(**common(message.slab, SlabPlace)) if message.HasField("slab") else None,
+        redirect=message.redirect,
     )
 
 

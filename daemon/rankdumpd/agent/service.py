@@ -73,8 +73,8 @@ class Agent:
         )
         self._effects = Effects(self._ledger, self._reporter)
         self._committer = Committer(self._ledger, self._registry, self._effects, self._budget)
-        workers = settings.workers or len(os.sched_getaffinity(0))
-        self._workers = Workers(workers, self._encode_and_write, self._commit)
+        threads = settings.encode_threads or len(os.sched_getaffinity(0))
+        self._workers = Workers(threads, self._encode_and_write, self._commit)
         self._rings = Rings(
             self._slabs,
             intake=self._intake,

@@ -33,6 +33,7 @@ class FakeAgent(agent_pb2_grpc.AgentServiceServicer):
         self.acknowledge_up_to: float = float("inf")
         self.cut_after: float = float("inf")
         self.refusal = ""
+        self.redirect = ""
         self.wake: queue.SimpleQueue[None] = queue.SimpleQueue()
         self.slab: FakeSlab | None = None
         self.doorbells = 0
@@ -44,6 +45,8 @@ class FakeAgent(agent_pb2_grpc.AgentServiceServicer):
         self.opened.append(request)
         if self.refusal:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, self.refusal)
+        if self.redirect:
+            return agent_pb2.OpenSessionResponse(redirect=self.redirect)
         slab = self.slab.place if self.slab and request.wants_slab else None
         return agent_pb2.OpenSessionResponse(
             token=b"t", acknowledged_sequence=self.committed, slab=slab

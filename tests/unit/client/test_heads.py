@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -14,7 +16,8 @@ from rankdump.values import Observation
 
 
 def observation(array, *, constant: bool = False, **changed) -> Observation:
-    place = {"graph": 2, "op_type": "Add", "op_name": "Default/Add-op0", "side": Side.OUTPUT}
+    place: dict[str, Any] = {"graph": 2, "op_type": "Add", "op_name": "Default/Add-op0"}
+    place |= {"side": Side.OUTPUT}
     place |= {"slot": 1, "argument": "out", "tensor": ArraySource(array), "constant": constant}
     return Observation(**(place | changed))
 

@@ -102,6 +102,7 @@ class OpenSessionResponse(google.protobuf.message.Message):
     MAX_RECORD_BYTES_FIELD_NUMBER: builtins.int
     SLAB_FIELD_NUMBER: builtins.int
     EXCLUDED_FIELD_NUMBER: builtins.int
+    REDIRECT_FIELD_NUMBER: builtins.int
     token: builtins.bytes
     """Proves on later calls that the caller is this session."""
     acknowledged_sequence: builtins.int
@@ -109,6 +110,10 @@ class OpenSessionResponse(google.protobuf.message.Message):
     max_record_bytes: builtins.int
     excluded: builtins.str
     """Why the plan selects nothing on this rank; empty when it selects something."""
+    redirect: builtins.str
+    """Where to open the session instead: a socket beside the one that was asked, or another port of
+    its host. Empty means here; with it nothing else is set.
+    """
     @property
     def slab(self) -> global___Slab:
         """Set when the agent offers shared memory; absent means frames carry the bytes."""
@@ -121,9 +126,10 @@ class OpenSessionResponse(google.protobuf.message.Message):
         max_record_bytes: builtins.int = ...,
         slab: global___Slab | None = ...,
         excluded: builtins.str = ...,
+        redirect: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["slab", b"slab"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["acknowledged_sequence", b"acknowledged_sequence", "excluded", b"excluded", "max_record_bytes", b"max_record_bytes", "slab", b"slab", "token", b"token"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["acknowledged_sequence", b"acknowledged_sequence", "excluded", b"excluded", "max_record_bytes", b"max_record_bytes", "redirect", b"redirect", "slab", b"slab", "token", b"token"]) -> None: ...
 
 global___OpenSessionResponse = OpenSessionResponse
 
