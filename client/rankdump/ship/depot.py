@@ -43,6 +43,8 @@ class Depot:
         self.link = Link.CONNECTING
         self.closed = False
         """Whether nothing is taken any more."""
+        self.sender_first = False
+        """Whether what waits found no room: whoever fills the slab now would starve it."""
         self._progress_s = time.monotonic()
         self._released = 0
         self._catching_up = False  # what waited for a slab goes first, and is followed on the heap
@@ -107,6 +109,8 @@ class Depot:
     def _reserve(self, ring: Ring, body: bytes, data_bytes: int) -> Reservation | None:
         with self.changed:
             if self.ring is not ring or self.closed or self.items.bars_the_way:
+                return None
+            if self.sender_first:
                 return None
             self._catching_up = False
             room = ring.reserve(numbered(self.items.last + 1, body), data_bytes)
@@ -185,4 +189,5 @@ class Depot:
         """Send everything through a slab from now on."""
         with self.changed:
             self.ring, self._released = ring, ring.released
+            self.sender_first = False
             self._catching_up = self.items.bars_the_way

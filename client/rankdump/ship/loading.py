@@ -92,6 +92,7 @@ class Loader:
                 return None
             sequence = first.sequence or items.last + 1
             room = ring.reserve(numbered(sequence, load.body), len(load.data))
+            depot.sender_first = room is None
             if room is None:
                 return None
             ring.copying += 1
