@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from rankdump.contract.errors import ConfigError, RankdumpError
-from rankdumpd import lifecycle
+from rankdumpd import lifecycle, machine
 from rankdumpd.agent.service import Agent
 from rankdumpd.coordinator.service import Coordinator
 from rankdumpd.front.service import Front, bring_home_alone
@@ -101,6 +101,7 @@ def _with_workers(settings: AgentSettings, workers: int | None) -> AgentSettings
 
 
 def _agent(settings: AgentSettings) -> Agent | Front:
+    machine.give_way(settings.nice)
     if settings.workers > 1:
         return Front(settings, os.environ)
     bring_home_alone(settings)

@@ -48,6 +48,8 @@ class AgentSettings:
     """Processes that ranks are shared out to; what follows in bytes and threads is for all."""
     encode_threads: int = 0
     """Threads that compress and write; 0 means one for each core this process may use."""
+    nice: int = 10
+    """How far other processes go first, 0 to 19: ranks have the cores when they want them."""
     queue_bytes: int = 512 * _MIB
     """Tensor bytes taken in but not yet written and committed."""
     slab_bytes: int = 256 * _MIB
@@ -71,6 +73,7 @@ class AgentSettings:
             raise ConfigError("settings", "agent.state_dir", self.state_dir, "an absolute folder")
         _between("agent.workers", self.workers, 1, 256)
         _between("agent.encode_threads", self.encode_threads, 0, 1024)
+        _between("agent.nice", self.nice, 0, 19)
         _between("agent.queue_bytes", self.queue_bytes, self.workers * _MIB, 1 << 50)
         _between("agent.slab_bytes", self.slab_bytes, 0, 1 << 50)
         if self.memory_bytes:

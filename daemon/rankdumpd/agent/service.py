@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ import grpc
 
 from rankdump.contract.status import Load, StatusView
 from rankdump.wire.v1 import agent_pb2_grpc
+from rankdumpd import machine
 from rankdumpd.agent import receive
 from rankdumpd.agent.budget import Budget
 from rankdumpd.agent.committer import Committer, cost_bytes
@@ -29,7 +29,7 @@ from rankdumpd.agent.servicer import SERVICE_NAME, AgentServicer
 from rankdumpd.agent.sessions import Session
 from rankdumpd.agent.slabs import Slabs
 from rankdumpd.agent.slabs.cap import share_out
-from rankdumpd.agent.slabs.place import folder_for, group_of, machine_bytes
+from rankdumpd.agent.slabs.place import folder_for, group_of
 from rankdumpd.agent.stream import OpenStreams, Reader
 from rankdumpd.agent.values import Outcome, Parcel, Policy
 from rankdumpd.server import socket_path
@@ -46,7 +46,7 @@ class Agent:
     def __init__(self, settings: AgentSettings) -> None:
         cap = share_out(
             settings.memory_bytes,
-            machine_bytes=machine_bytes(),
+            machine_bytes=machine.memory_bytes(),
             queue_bytes=settings.queue_bytes,
             max_record_bytes=settings.max_record_bytes,
         )
@@ -73,7 +73,7 @@ class Agent:
         )
         self._effects = Effects(self._ledger, self._reporter)
         self._committer = Committer(self._ledger, self._registry, self._effects, self._budget)
-        threads = settings.encode_threads or len(os.sched_getaffinity(0))
+        threads = settings.encode_threads or machine.cores()
         self._workers = Workers(threads, self._encode_and_write, self._commit)
         self._rings = Rings(
             self._slabs,

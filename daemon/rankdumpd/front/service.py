@@ -14,10 +14,11 @@ import grpc
 from rankdump.contract.errors import UnavailableError
 from rankdump.contract.exchange import SessionRequest
 from rankdump.wire.v1 import agent_pb2_grpc
+from rankdumpd import machine
 from rankdumpd.agent.ledger.connection import sole_owner
 from rankdumpd.agent.servicer import SERVICE_NAME
 from rankdumpd.agent.slabs.cap import share_out
-from rankdumpd.agent.slabs.place import group_of, machine_bytes
+from rankdumpd.agent.slabs.place import group_of
 from rankdumpd.front import shares
 from rankdumpd.front.crew import Crew
 from rankdumpd.front.homes import Home, bring_home, make_folder
@@ -50,7 +51,7 @@ class Front:
         self._guard = sole_owner(self._home.state_dir)
         cap = share_out(
             settings.memory_bytes,
-            machine_bytes=machine_bytes(),
+            machine_bytes=machine.memory_bytes(),
             queue_bytes=settings.queue_bytes,
             max_record_bytes=settings.max_record_bytes,
         )
@@ -111,7 +112,7 @@ class Front:
             state_dir=str(home.state_dir),
             runtime_dir=str(home.runtime_dir or ""),
             memory_bytes=memory_bytes,
-            cores=len(os.sched_getaffinity(0)),
+            cores=machine.cores(),
         )
         inherited = without_settings(environ)
         inherited.pop(_NOT_INHERITED, None)
