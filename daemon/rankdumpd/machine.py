@@ -25,7 +25,7 @@ def cores(groups: Path = _GROUPS, own: Path = _OWN_GROUP) -> int:
     for text in _limits("cpu.max", groups, own):
         quota, _, period = text.partition(" ")
         if quota.isdecimal() and period.isdecimal():
-            allowed = min(allowed, math.ceil(quota / int(period)))
+            allowed = min(allowed, math.ceil(int(quota) / int(period)))
     return max(1, allowed)
 
 

@@ -35,7 +35,7 @@ def memory_dir() -> Iterator[Path]:
 )
 @pytest.mark.timeout(WAIT_S)
 def test_memory_does_not_grow(
-    make_daemon, short_dir: Path, memory_dir: Path, saved: str, records: int
+    memory_dir: Path, make_daemon, short_dir: Path, saved: str, records: int
 ):
     daemon = make_daemon()
     tree, config = memory_dir / "dump", short_dir / "dump.json"
