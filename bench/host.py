@@ -109,12 +109,13 @@ def memory_folder() -> Generator[Path, None, None]:
 
 
 @contextmanager
-def running_host() -> Generator[Host, None, None]:
-    """Lend a daemon of its own process; it stops with the measurement."""
+def running_host(*, workers: int = 1) -> Generator[Host, None, None]:
+    """Lend a daemon of its own process, or of several; it stops with the measurement."""
     with memory_folder() as folder:
         socket = folder / "agent.sock"
         command = [sys.executable, "-m", "rankdumpd", "standalone"]
         command += ["--socket", str(socket), "--state-dir", str(folder / "state")]
+        command += ["--workers", str(workers)]
         log = folder / "daemon.log"
         with log.open("wb") as stderr, subprocess.Popen(command, stderr=stderr) as daemon:
             try:

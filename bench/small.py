@@ -1,6 +1,7 @@
 """Small tensors through the whole pipeline: what a record costs when its bytes cost nothing.
 
-A record counts when it is acknowledged in the tree, a row when it stands in `statistic.csv`.
+A record counts when it is acknowledged in the tree, a row when it stands in `statistic.csv`. Two
+ranks at once show what a second worker of the agent brings.
 """
 
 from __future__ import annotations
@@ -11,17 +12,14 @@ from pathlib import Path
 import rankdump
 
 from .arrays import Tensors, activations, dump, numpy_save_s, stamp
+from .burst import ELEMENTS, ITERATIONS, TENSORS, burst_s
 from .host import Host, memory_folder, running_host
 from .result import Result, median
 from .timing import seconds
 from .trees import check_complete
 
-ELEMENTS = 256
-"""1 KiB of float32."""
-TENSORS = 1_000
-"""In an iteration, each of another operator."""
-RECORD_ITERATIONS = 8
 ROW_ITERATIONS = 40
+RANKS = 2
 REPEATS = 3
 _TIMEOUT_S = 600.0
 
@@ -29,32 +27,47 @@ _TIMEOUT_S = 600.0
 def measure() -> Result:
     """Measure records, rows of statistics and `numpy.save` in turns."""
     tensors = activations(TENSORS, ELEMENTS)
-    rates: dict[str, list[float]] = {"records": [], "rows": [], "saved": []}
-    with running_host() as host, memory_folder() as folder:
+    rates: dict[str, list[float]] = {"records": [], "rows": [], "saved": [], "one": [], "two": []}
+    with running_host() as host, running_host(workers=2) as double, memory_folder() as folder:
         for repeat in range(REPEATS):
             rates["records"].append(_records(host, f"tensor{repeat}", tensors))
             rates["saved"].append(TENSORS / numpy_save_s(folder, tensors))
             rates["rows"].append(_rows(host, f"statistic{repeat}", tensors))
+            rates["one"].append(_ranks(host, f"ranks{repeat}"))
+            rates["two"].append(_ranks(double, f"ranks{repeat}"))
     speed = {name: median(found) for name, found in rates.items()}
     return Result(
         figures={
             "records_per_s": speed["records"],
             "statistic_rows_per_s": speed["rows"],
             "numpy_save_per_s": speed["saved"],
-            "records": TENSORS * RECORD_ITERATIONS,
+            "records_of_2_ranks_per_s": speed["one"],
+            "records_of_2_ranks_2_workers_per_s": speed["two"],
+            "records": TENSORS * ITERATIONS,
             "statistic_rows": TENSORS * ROW_ITERATIONS,
         },
-        ratios={"records_vs_numpy_save": speed["records"] / speed["saved"]},
+        ratios={
+            "records_vs_numpy_save": speed["records"] / speed["saved"],
+            "2_workers_vs_1": speed["two"] / speed["one"],
+        },
     )
 
 
 def _records(host: Host, name: str, tensors: Tensors) -> float:
     """Return the records a second, from the first tensor until all are acknowledged."""
     session = host.session(name)
-    taken_s = seconds(lambda: _dump(session, tensors, RECORD_ITERATIONS))
+    taken_s = seconds(lambda: _dump(session, tensors, ITERATIONS))
     check_complete(host.tree(name))
     host.remove_tensors(name)
-    return TENSORS * RECORD_ITERATIONS / taken_s
+    return TENSORS * ITERATIONS / taken_s
+
+
+def _ranks(host: Host, name: str) -> float:
+    """Return the records a second of several ranks at once."""
+    taken_s = burst_s(host, name, RANKS)
+    check_complete(host.tree(name))
+    host.remove_tensors(name)
+    return RANKS * TENSORS * ITERATIONS / taken_s
 
 
 def _rows(host: Host, name: str, tensors: Tensors) -> float:

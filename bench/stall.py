@@ -74,6 +74,7 @@ def _result(found: dict[int, list[tuple[float, float, float]]]) -> Result:
     figures: dict[str, float] = {}
     by_memcpy: dict[str, float] = {}
     by_save: dict[str, float] = {}
+    limits: dict[str, float] = {}
     for size, rounds in found.items():
         dump_s, copy_s, save_s = (median(column) for column in zip(*rounds, strict=True))
         suffix = f"{size}mib"
@@ -82,9 +83,11 @@ def _result(found: dict[int, list[tuple[float, float, float]]]) -> Result:
         figures[f"numpy_save_s_per_gb_{suffix}"] = save_s / _GB
         by_memcpy[f"blocked_vs_memcpy_{suffix}"] = dump_s / copy_s
         by_save[f"blocked_vs_numpy_save_{suffix}"] = dump_s / save_s
+        # What no copy can be below.
+        limits[f"memcpy_vs_numpy_save_{suffix}"] = copy_s / save_s
     # The promise is for every size, so the worst one stands for all.
     worst = {
         "blocked_vs_memcpy": max(by_memcpy.values()),
         "blocked_vs_numpy_save": max(by_save.values()),
     }
-    return Result(figures=figures, ratios=worst | by_memcpy | by_save)
+    return Result(figures=figures, ratios=worst | by_memcpy | by_save | limits)

@@ -33,7 +33,7 @@ class Accounts:
 
     @property
     def kept(self) -> int:
-        """Tensors that became records, in the whole run."""
+        """Tensors that are kept, as records or as figures, in the whole run."""
         return self._kept
 
     @property
@@ -42,22 +42,22 @@ class Accounts:
         with self._lock:
             return dict(self._lost.most_common())
 
-    def took(self, iteration: int) -> None:
-        """Count a selected tensor that became a record."""
+    def took(self, iteration: int, count: int = 1) -> None:
+        """Count selected tensors that are on their way."""
         with self._lock:
-            self._tally(iteration).expected += 1
-            self._kept += 1
+            self._tally(iteration).expected += count
+            self._kept += count
 
-    def lost(self, iteration: int, reason: str) -> None:
-        """Count a selected tensor that did not."""
+    def lost(self, iteration: int, reason: str, count: int = 1) -> None:
+        """Count selected tensors that are not."""
         with self._lock:
             tally = self._tally(iteration)
-            tally.expected += 1
-            tally.dropped[reason] += 1
-            self._lost[reason] += 1
+            tally.expected += count
+            tally.dropped[reason] += count
+            self._lost[reason] += count
 
     def lost_on_the_way(self, count: int, reason: str) -> None:
-        """Count records that were made, and never arrived."""
+        """Count tensors that were sent, and never arrived."""
         with self._lock:
             self._lost[reason] += count
 

@@ -6,7 +6,6 @@ Pure: no clock, no disk, no socket; cached per operator.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 from rankdump.contract.key import Side
 from rankdump.contract.plan import DumpPlan, Operators
@@ -33,7 +32,10 @@ class Filter:
         self._marks: dict[int, frozenset[str]] = {}
         self._unmatched = _entries(plan.selection.operators)
         self._asked = self._selected = False
-        self._decided = lru_cache(maxsize=_CACHED_NAMES)(self._decide)
+        # Marks alone differ from graph to graph.
+        self._by_graph = plan.selection.operators.marked
+        self._decided: dict[Side, dict[tuple[str, int | None] | str, Decision]]
+        self._decided = {side: {} for side in Side}
 
     @property
     def asked(self) -> bool:
@@ -59,13 +61,19 @@ class Filter:
         """Say which scopes and parameters of a graph the script marked with `set_dump`."""
         if self._marks.get(graph) != names:
             self._marks[graph] = names
-            self._decided.cache_clear()
+            for known in self._decided.values():
+                known.clear()
 
     def decide(self, op_name: str, side: Side, graph: int | None = None) -> Decision:
         """Decide on the tensors on one side of an operator; None stands for any graph."""
-        # Marks alone differ from graph to graph.
-        by_graph = self._plan.selection.operators.marked
-        return self._decided(op_name, side, graph if by_graph else None)
+        known = self._decided[side]
+        place = (op_name, graph) if self._by_graph else op_name
+        decision = known.get(place)
+        if decision is None:
+            if len(known) >= _CACHED_NAMES:
+                known.clear()
+            decision = known[place] = self._decide(op_name, side, graph)
+        return decision
 
     def _decide(self, op_name: str, side: Side, graph: int | None) -> Decision:
         self._asked = True

@@ -8,7 +8,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from functools import lru_cache
+from typing import Any, NamedTuple, cast
 
 PARAMETER = "Parameter"
 """Operator type of weights and of their gradients."""
@@ -27,17 +28,42 @@ class Scope:
     """`network-Net/conv1-Conv2d`."""
     op_type: str
 
+    def __hash__(self) -> int:
+        # Of one part, which is remembered: nothing else is in the same place.
+        return hash(self.path)
+
+    def names(self, number: int) -> Names:
+        """Return the names of a call."""
+        return _names(self.path, self.op_type, number)
+
     def forward(self, number: int) -> str:
         """Return the name of a forward call."""
-        return f"Default/{self.path}/{self.op_type}-op{number}"
+        return self.names(number).forward
 
     def recomputation(self, number: int) -> str:
         """Return the name of a forward call repeated within the backward."""
-        return "Recompute/" + self.forward(number)
+        return self.names(number).recomputation
 
     def gradient(self, number: int) -> str:
         """Return the name of the backward of a forward call."""
-        return gradient_name(self.forward(number))
+        return self.names(number).gradient
+
+
+class Names(NamedTuple):
+    """How one call of an operator is called."""
+
+    forward: str
+    recomputation: str
+    """As which it is repeated within the backward."""
+    gradient: str
+    """As which its backward runs."""
+
+
+# The same in every iteration; a loop without steps must not be remembered for ever.
+@lru_cache(maxsize=1 << 14)
+def _names(path: str, op_type: str, number: int) -> Names:
+    forward = f"Default/{path}/{op_type}-op{number}"
+    return Names(forward, f"Recompute/{forward}", gradient_name(forward))
 
 
 def scope_of(parts: Sequence[tuple[str, str]]) -> Scope:
@@ -66,8 +92,7 @@ def _component(text: str) -> str:
     return text.replace("/", "_")
 
 
-@dataclass(frozen=True, slots=True)
-class Leaf:
+class Leaf(NamedTuple):
     """One argument of a call, or one part of its result."""
 
     slot: int
@@ -80,7 +105,8 @@ def leaves_of_call(args: Sequence[object], kwargs: Mapping[str, object]) -> list
     """Return the leaves of a call's arguments: positional first, then by keyword."""
     found: list[Leaf] = []
     for index, value in enumerate(args):
-        _gather(value, f"args.{index}", found, ())
+        name = _POSITIONAL[index] if index < len(_POSITIONAL) else f"args.{index}"
+        _gather(value, name, found, ())
     for name, value in kwargs.items():
         _gather(value, f"kwargs.{name}", found, ())
     return found
@@ -93,7 +119,16 @@ def leaves_of_result(result: object) -> list[Leaf]:
     return found
 
 
+_POSITIONAL = tuple(f"args.{index}" for index in range(16))
+_PLAIN: set[type] = {int, float, bool, str, type(None)}
+"""Classes without parts; those that a framework brings are added as they are met."""
+_MAX_PLAIN = 1000
+
+
 def _gather(value: object, argument: str, found: list[Leaf], path: tuple[int, ...]) -> None:
+    if type(value) in _PLAIN:
+        found.append(Leaf(len(found), argument, value))
+        return
     parts = None if len(path) >= MAX_DEPTH or id(value) in path else _parts(value)
     if parts is None:
         found.append(Leaf(len(found), argument, value))
@@ -116,6 +151,8 @@ def _parts(value: object) -> list[tuple[str, object]] | None:
     if isinstance(value, Mapping):
         pairs = cast("Mapping[object, Any]", value).items()
         return [(_key(key, index), part) for index, (key, part) in enumerate(pairs)]
+    if len(_PLAIN) < _MAX_PLAIN and not isinstance(value, type):
+        _PLAIN.add(type(value))
     return None
 
 

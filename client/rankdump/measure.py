@@ -1,4 +1,4 @@
-"""Figures in the place of elements, computed where the tensor lies.
+"""Figures of tensors, computed where the tensor lies, and the rows that wait for them.
 
 What an accelerator computes is read back once for many tensors, and small tensors of the host
 are copied first and measured together. Never sends anything.
@@ -8,57 +8,37 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeAlias
 
-from rankdump.contract.errors import ProtocolError
-from rankdump.contract.exchange import RecordHead
+from rankdump.contract.figure_rows import MAX_ROWS, FigureRows, TensorKind
 from rankdump.contract.plan import Precision
-from rankdump.contract.statistics import figures, figures_of_many
-from rankdump.values import Deferred, Staged, TensorSource
+from rankdump.contract.statistics import text_of, texts_of_many
+from rankdump.values import Deferred, TensorSource
 
 MAX_WAITING = 2048
 """A loop without steps must not be waited for for ever."""
+MAX_WAITING_BYTES = 1 << 23
 SMALL_BYTES = 1 << 14
 """Below this a copy, measured with many others, costs less than a measurement of its own."""
-_NO_ELEMENTS = memoryview(b"")
 
 logger = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """A record whose figures are still to be read."""
-
-    head: RecordHead
-    figures: Deferred
+Figures: TypeAlias = "str | bytes | Deferred"
+"""Texts joined by commas; or a small tensor as it was, or a promise, whose texts are to come."""
 
 
-def without_elements(head: RecordHead, texts: tuple[str, ...]) -> Staged:
-    """Return the record that carries figures and no elements."""
-    return Staged(head.measured(texts), _NO_ELEMENTS)
+class Row(NamedTuple):
+    """A tensor of which only figures are kept."""
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Copied:
-    """A small tensor of the host as it was, whose figures nobody has computed so far."""
-
-    items: tuple[str, ...]
-    dtype: str
-    data: bytes
-
-    def read(self, others: Sequence[Deferred]) -> list[tuple[str, ...]]:
-        """Return the texts of these others, computed together for each element type."""
-        kinds: dict[tuple[tuple[str, ...], str], list[Copied]] = {}
-        for each in others:
-            if not isinstance(each, Copied):
-                raise ProtocolError(f"figures of {type(each).__name__} among those of copies")
-            kinds.setdefault((each.items, each.dtype), []).append(each)
-        texts: dict[int, tuple[str, ...]] = {}
-        for (items, dtype), group in kinds.items():
-            rows = figures_of_many(items, dtype, [each.data for each in group])
-            texts.update((id(each), row) for each, row in zip(group, rows, strict=True))
-        return [texts[id(each)] for each in others]
+    kind: TensorKind
+    timestamp_us: int
+    figures: Figures
+    iteration: int
+    switched_on: bool = False
+    degraded: bool = False
+    """There was no room for its elements."""
 
 
 class Measure:
@@ -69,67 +49,106 @@ class Measure:
         self._on_device = on_device
         self._precision: Precision = precision
 
-    def take(self, head: RecordHead, source: TensorSource) -> Staged | Measured:
-        """Return the tensor's record with figures, or with the promise of them."""
+    def take(self, source: TensorSource) -> Figures:
+        """Return the figures of a tensor as it is now, or what they will be made of."""
         if self._on_device:
             promised = source.figures(self._items, self._precision)
             if promised is not None:
-                return Measured(head, promised)
+                return promised
+        if 0 < source.byte_count <= SMALL_BYTES:
+            return source.copied()
         data = source.elements()
         if data is None:
-            data = memoryview(bytearray(source.byte_count))
-            source.copy_into(data)
-        if 0 < data.nbytes <= SMALL_BYTES:
-            return Measured(head, Copied(self._items, source.dtype, bytes(data)))
-        return without_elements(head, figures(self._items, source.dtype, data))
+            data = memoryview(source.copied())
+        return text_of(self._items, source.dtype, data)
+
+    def texts(self, kinds: Sequence[TensorKind], taken: Sequence[Figures]) -> list[str | None]:
+        """Return the texts of what was taken, all of a sort at once; None where that failed."""
+        found = [each if isinstance(each, str) else None for each in taken]
+        sorts: dict[str | type[Deferred], list[int]] = {}
+        for at, each in enumerate(taken):
+            if not isinstance(each, str):
+                sort = kinds[at].dtype if isinstance(each, bytes) else type(each)
+                sorts.setdefault(sort, []).append(at)
+        for sort, places in sorts.items():
+            try:
+                rows = self._read(sort, [taken[at] for at in places])
+                for at, row in zip(places, rows, strict=True):
+                    found[at] = row
+            except Exception:  # a device that failed must not end the training
+                logger.debug("figures could not be read back", exc_info=True)
+        return found
+
+    def _read(self, sort: str | type[Deferred], taken: list[Figures]) -> list[str]:
+        if isinstance(sort, str):
+            return texts_of_many(self._items, sort, [e for e in taken if isinstance(e, bytes)])
+        promised = [each for each in taken if not isinstance(each, (str, bytes))]
+        return [",".join(row) for row in promised[0].read(promised)]
 
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """A record whose figures could not be read back."""
+    """A row whose figures could not be read back."""
 
-    head: RecordHead
+    iteration: int
+    op_name: str
+
+
+@dataclass(slots=True)
+class _Run:
+    """Rows that one frame may hold, but for their number; columns, which cost least."""
+
+    mark: list[Any]
+    """Iteration, switched on, degraded: what they have in common."""
+    kinds: list[TensorKind] = field(default_factory=list[TensorKind])
+    stamps: list[int] = field(default_factory=list[int])
+    figures: list[Figures] = field(default_factory=list[Figures])
 
 
 class Batch:
-    """Records that wait for the end of an iteration, in their order; safe for several threads."""
+    """Rows that wait for the end of an iteration, in their order; safe for several threads."""
 
     def __init__(self, limit: int = MAX_WAITING) -> None:
         self._limit = limit
         self._lock = threading.Lock()
-        self._waiting: list[Staged | Measured] = []
+        self._runs: list[_Run] = []
+        self._rows = self._bytes = 0
 
-    def add(self, record: Staged | Measured) -> bool:
-        """Put a record at the end; return whether so many wait that they should be read now."""
+    def add(self, row: Row) -> bool:
+        """Put a row at the end; return whether so many wait that they should be read now."""
+        kind, stamp, figures, *mark = row
         with self._lock:
-            self._waiting.append(record)
-            return len(self._waiting) >= self._limit
+            run = self._runs[-1] if self._runs else None
+            if run is None or run.mark != mark:
+                run = _Run(mark)
+                self._runs.append(run)
+            run.kinds.append(kind)
+            run.stamps.append(stamp)
+            run.figures.append(figures)
+            self._rows += 1
+            if isinstance(figures, bytes):
+                self._bytes += len(figures)
+            return self._rows >= self._limit or self._bytes >= MAX_WAITING_BYTES
 
-    def read(self) -> list[Staged | Unread]:
-        """Take everything out, with the figures of each kind read back all at once."""
+    def read(self, measure: Measure) -> Iterator[FigureRows | Unread]:
+        """Take everything out as frames, the figures of each sort read back all at once."""
         with self._lock:
-            waiting, self._waiting = self._waiting, []
-        texts = _read_back([each.figures for each in waiting if isinstance(each, Measured)])
-        return [_finished(each, texts) for each in waiting]
+            runs, self._runs = self._runs, []
+            self._rows = self._bytes = 0
+        if not runs:
+            return
+        kinds = [kind for run in runs for kind in run.kinds]
+        texts = iter(measure.texts(kinds, [each for run in runs for each in run.figures]))
+        for run in runs:
+            yield from _frames(run, [next(texts) for _ in run.kinds])
 
 
-def _finished(record: Staged | Measured, texts: dict[int, tuple[str, ...]]) -> Staged | Unread:
-    if isinstance(record, Staged):
-        return record
-    found = texts.get(id(record.figures))
-    return Unread(record.head) if found is None else without_elements(record.head, found)
-
-
-def _read_back(promised: Sequence[Deferred]) -> dict[int, tuple[str, ...]]:
-    """Return the texts by the identity of the promise; those that cannot be had are missing."""
-    kinds: dict[type[Deferred], list[Deferred]] = {}
-    for each in promised:
-        kinds.setdefault(type(each), []).append(each)
-    found: dict[int, tuple[str, ...]] = {}
-    for group in kinds.values():
-        try:
-            rows = group[0].read(group)
-            found.update((id(each), row) for each, row in zip(group, rows, strict=True))
-        except Exception:  # a device that failed must not end the training
-            logger.debug("figures could not be read back", exc_info=True)
-    return found
+def _frames(run: _Run, texts: Sequence[str | None]) -> Iterator[FigureRows | Unread]:
+    iteration, switched_on, degraded = run.mark
+    rows = list(zip(run.kinds, run.stamps, texts, strict=True))
+    read = [(kind, stamp, text) for kind, stamp, text in rows if text is not None]
+    if len(read) < len(rows):
+        yield from (Unread(iteration, kind.op_name) for kind, _, text in rows if text is None)
+    for at in range(0, len(read), MAX_ROWS):
+        kinds, stamps, figures = zip(*read[at : at + MAX_ROWS], strict=True)
+        yield FigureRows(iteration, kinds, stamps, figures, switched_on, degraded)

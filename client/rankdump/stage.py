@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 
 from rankdump.contract.exchange import RecordHead
+from rankdump.contract.figure_rows import FigureRows
 from rankdump.values import Placing, Staged, TensorSource
 
 HEAD_BYTES = 512
 """About what a record takes without its elements: what is smaller is charged as much."""
+ROW_BYTES = 128
+"""About what a row of figures takes: its text and its part of the frame."""
 
 
 class Budget:
@@ -50,61 +52,51 @@ class Budget:
 
 
 class Stage:
-    """Makes room for records and copies tensors in; safe to use from several threads."""
+    """Makes room for records and rows, and copies tensors in; safe to use from several threads."""
 
     def __init__(
         self,
         *,
-        budget: Budget,
+        records: Budget,
+        rows: Budget,
         patience_s: Callable[[], float],
         place: Callable[[RecordHead, TensorSource], Placing] | None = None,
-        reduce: Callable[[RecordHead, TensorSource], Staged | None] | None = None,
     ) -> None:
-        """`place` copies into shared memory; `reduce` makes figures where there is no room."""
-        self._budget = budget
+        """`place` copies into shared memory; rows leave when records have filled all theirs."""
+        self._records = records
+        self._rows = rows
         self._patience_s = patience_s
         self._place = place
-        self._reduce = reduce
 
     def keep(self, head: RecordHead, source: TensorSource) -> Staged | None:
-        """Copy a record's elements once; None when there was room neither for them nor figures."""
+        """Copy a record's elements once; None when there was no room for them."""
         placing = Placing.ELSEWHERE if self._place is None else self._place(head, source)
         if placing is Placing.DONE:
             return Staged(head, memoryview(b""), on_its_way=True)
-        record = None
-        if placing is Placing.ELSEWHERE:
-            record = self._admitted(head, lambda: self._copied(head, source))
-        if record is None and self._reduce is not None:
-            reduce = self._reduce
-            # Room for figures is little, and what they are is not known before.
-            record = self._admitted(replace(head, figures=()), lambda: reduce(head, source))
-        return record
-
-    def admit(self, head: RecordHead) -> bool:
-        """Hold room for a record, until `release`; False when the buffer stayed full."""
-        return self._budget.acquire(_charge(head), self._patience_s)
-
-    def release(self, head: RecordHead) -> None:
-        """Give a record's room back."""
-        self._budget.release(_charge(head))
-
-    def _admitted(self, head: RecordHead, make: Callable[[], Staged | None]) -> Staged | None:
-        """Return the record, or None when it has no room or cannot be made."""
-        if not self.admit(head):
+        if placing is Placing.FULL:
             return None
-        record = None
+        charge = _charge(head)
+        if not self._records.acquire(charge, self._patience_s):
+            return None
         try:
-            record = make()
-            return record
-        finally:
-            if record is None:
-                self.release(head)
-
-    def _copied(self, head: RecordHead, source: TensorSource) -> Staged:
-        data = memoryview(bytearray(head.data_bytes))
-        source.copy_into(data)
+            data = memoryview(bytearray(head.byte_count))
+            source.copy_into(data)
+        except BaseException:
+            self._records.release(charge)
+            raise
         return Staged(head, data)
+
+    def admit(self, rows: FigureRows) -> bool:
+        """Hold room for rows, until `release`; False when there stayed none."""
+        return self._rows.acquire(len(rows) * ROW_BYTES, self._patience_s)
+
+    def release(self, item: Staged | FigureRows) -> None:
+        """Give the room of what has left back."""
+        if isinstance(item, FigureRows):
+            self._rows.release(len(item) * ROW_BYTES)
+        elif not item.on_its_way:
+            self._records.release(_charge(item.head))
 
 
 def _charge(head: RecordHead) -> int:
-    return max(head.data_bytes, HEAD_BYTES)
+    return max(head.byte_count, HEAD_BYTES)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from rankdump.contract.events import EventKind, ProcessGroup
 from rankdump.contract.exchange import RecordHead
@@ -36,11 +36,19 @@ class TensorSource(Protocol):
         """Write the elements into `byte_count` writable bytes, C order, little endian."""
         ...
 
+    def accelerator(self) -> Accelerator | None:
+        """Return what can copy the elements on its own; None when only the processor can."""
+        ...
+
     def elements(self) -> memoryview | None:
         """Return the elements where they lie, C order, little endian; None if that needs a copy.
 
         They are the job's own: good until the caller returns to it, and never to be written.
         """
+        ...
+
+    def copied(self) -> bytes:
+        """Return a copy of the elements, C order, little endian."""
         ...
 
     def head(self, count: int) -> TensorSource:
@@ -60,6 +68,32 @@ class TensorSource(Protocol):
         ...
 
 
+class Accelerator(Protocol):
+    """Copies one tensor's elements into host memory while the job goes on."""
+
+    def pin(self, memory: memoryview) -> Callable[[], None] | None:
+        """Make a stretch of host memory fit for that, for all tensors; None when it cannot be.
+
+        Return what ends it.
+        """
+        ...
+
+    def copy_into(self, target: memoryview) -> Transfer:
+        """Begin to write the elements, C order, little endian, into a part of pinned memory.
+
+        What the job does to the tensor from now on does not show.
+        """
+        ...
+
+
+class Transfer(Protocol):
+    """A copy that an accelerator makes on its own; any thread may ask."""
+
+    def done(self) -> bool:
+        """Return whether the elements are there; raise when they never will be."""
+        ...
+
+
 class Deferred(Protocol):
     """Statistics that are still on an accelerator."""
 
@@ -68,9 +102,11 @@ class Deferred(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Observation:
-    """One tensor that an operator read or wrote; owned by the training job."""
+class Observation(NamedTuple):
+    """One tensor that an operator read or wrote; owned by the training job.
+
+    A step has thousands of them: of all frozen values this sort is made fastest.
+    """
 
     graph: int
     op_type: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -12,6 +13,8 @@ import time
 from collections.abc import Sequence
 from types import FrameType
 from typing import Protocol
+
+from rankdumpd.leash import Leash
 
 _log = logging.getLogger(__name__)
 _GRACE_S = 1.0
@@ -49,23 +52,32 @@ class Door(Protocol):
         ...
 
 
-def run(rooms: Sequence[Room], server: Door, *, drain_timeout_s: float) -> int:
+def run(
+    rooms: Sequence[Room], server: Door, *, drain_timeout_s: float, leash: Leash | None = None
+) -> int:
     """Serve until SIGTERM or SIGINT, then drain; return the exit status of the process.
 
-    Rooms are listed in the order in which tensors pass through them.
+    Rooms are listed in the order in which tensors pass through them. A leash asks as well.
     """
     asked = StopSignals()
     started: list[Room] = []
     try:
+        if leash:
+            leash.follow(asked.ask)
         for room in reversed(rooms):
             room.start()
             started.insert(0, room)
-        _log.info("listening on %s", server.start())
+        address = server.start()
+        _log.info("listening on %s", address)
         _notify("READY=1")
+        if leash:
+            leash.ready(address)
         asked.wait()
         _notify("STOPPING=1")
         server.refuse()
-        _drain(rooms, drain_timeout_s)
+        left = _drain(rooms, drain_timeout_s)
+        if leash:
+            leash.left(left)
     finally:
         server.stop(_GRACE_S)
         for room in started:
@@ -95,7 +107,7 @@ class StopSignals:
     """
 
     def __init__(self) -> None:
-        self._asked = False
+        self._asked = self._signalled = False
         self._read_end, self._write_end = os.pipe()
         os.set_blocking(self._write_end, False)
         self._earlier_wakeup = signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
@@ -107,25 +119,34 @@ class StopSignals:
         while not self._asked:
             os.read(self._read_end, 64)
 
+    def ask(self) -> None:
+        """Ask as a first signal does, from any thread; a signal beside it is no second one."""
+        self._asked = True
+        with contextlib.suppress(OSError):  # full, or closed: the wait is over then
+            os.write(self._write_end, b"x")
+
     def close(self) -> None:
         """Leave signals to whoever had them before."""
         for number, handler in self._earlier.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(self._earlier_wakeup)
+        write_end, self._write_end = self._write_end, -1
         os.close(self._read_end)
-        os.close(self._write_end)
+        os.close(write_end)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        if self._asked:
+        if self._signalled:
             os.write(sys.stderr.fileno(), b"second signal: stopping at once\n")
             os._exit(1)
-        self._asked = True
+        self._signalled = self._asked = True
 
 
-def _drain(rooms: Sequence[Room], timeout_s: float) -> None:
+def _drain(rooms: Sequence[Room], timeout_s: float) -> int:
     deadline = time.monotonic() + timeout_s
+    unfinished = 0
     for room in rooms:
         left = room.drain(max(0.0, deadline - time.monotonic()))
+        unfinished += left
         if left:
             _log.error(
                 "%s: %d items unfinished after %g s; what was not acknowledged will be sent again",
@@ -133,6 +154,7 @@ def _drain(rooms: Sequence[Room], timeout_s: float) -> None:
                 left,
                 timeout_s,
             )
+    return unfinished
 
 
 def _notify(state: str) -> None:

@@ -11,13 +11,16 @@ from pathlib import Path
 
 import click
 
-from rankdump.contract.errors import ConfigError
-from rankdumpd import lifecycle
+from rankdump.contract.errors import ConfigError, RankdumpError
+from rankdumpd import lifecycle, machine
 from rankdumpd.agent.service import Agent
 from rankdumpd.coordinator.service import Coordinator
+from rankdumpd.front.service import Front, bring_home_alone
+from rankdumpd.leash import Leash
 from rankdumpd.server import Server
-from rankdumpd.settings import Settings, load
+from rankdumpd.settings import AgentSettings, Settings, load
 
+_EXIT_FAILED = 1
 _EXIT_USAGE = 2
 
 
@@ -28,14 +31,29 @@ def main() -> None:
 
 _config = click.option("--config", type=click.Path(path_type=Path), help="TOML file with settings.")
 _check = click.option("--check-config", is_flag=True, help="Print the resolved settings and exit.")
+_workers = click.option(
+    "--workers", type=int, help="Processes that the ranks of this host are shared out to."
+)
 
 
 @main.command()
 @_config
 @_check
-def agent(config: Path | None, check_config: bool) -> None:
+@_workers
+@click.option("--as-worker", type=int, hidden=True)  # how a front runs its workers
+def agent(
+    config: Path | None, check_config: bool, workers: int | None, as_worker: int | None
+) -> None:
     """Take tensors from the ranks of this host and write the dump tree."""
-    _execute(config, check_config, _serve_agent)
+
+    def changed(settings: Settings) -> Settings:
+        return dataclasses.replace(settings, agent=_with_workers(settings.agent, workers))
+
+    def serve(settings: Settings) -> int:
+        return _serve_agent(settings, None if as_worker is None else Leash())
+
+    who = "" if as_worker is None else f"worker {as_worker} "
+    _execute(config, check_config, serve, changed, who=who)
 
 
 @main.command()
@@ -51,18 +69,20 @@ def coordinator(config: Path | None, check_config: bool) -> None:
 @_check
 @click.option("--socket", type=click.Path(path_type=Path), help="Unix socket to listen on.")
 @click.option("--state-dir", type=click.Path(path_type=Path), help="Folder of the ledger.")
+@_workers
 @click.option("--until-eof", is_flag=True, help="Stop when standard input ends.")
 def standalone(
     config: Path | None,
     check_config: bool,
     socket: Path | None,
     state_dir: Path | None,
+    workers: int | None,
     until_eof: bool,
 ) -> None:
     """Be agent and coordinator of one host on one socket."""
 
     def changed(settings: Settings) -> Settings:
-        agent = settings.agent
+        agent = _with_workers(settings.agent, workers)
         listen = f"unix:{socket.absolute()}" if socket else agent.listen
         state = str(state_dir.absolute()) if state_dir else agent.state_dir
         agent = dataclasses.replace(agent, listen=listen, coordinator=listen, state_dir=state)
@@ -76,10 +96,23 @@ def standalone(
     _execute(config, check_config, serve, changed)
 
 
-def _serve_agent(settings: Settings) -> int:
-    agent = Agent(settings.agent)
+def _with_workers(settings: AgentSettings, workers: int | None) -> AgentSettings:
+    return settings if workers is None else dataclasses.replace(settings, workers=workers)
+
+
+def _agent(settings: AgentSettings) -> Agent | Front:
+    machine.give_way(settings.nice)
+    if settings.workers > 1:
+        return Front(settings, os.environ)
+    bring_home_alone(settings)
+    return Agent(settings)
+
+
+def _serve_agent(settings: Settings, leash: Leash | None) -> int:
+    agent = _agent(settings.agent)
     server = Server(settings.agent.listen, (agent,))
-    return lifecycle.run((agent,), server, drain_timeout_s=settings.agent.drain_timeout_s)
+    timeout_s = settings.agent.drain_timeout_s
+    return lifecycle.run((agent,), server, drain_timeout_s=timeout_s, leash=leash)
 
 
 def _serve_coordinator(settings: Settings) -> int:
@@ -89,7 +122,7 @@ def _serve_coordinator(settings: Settings) -> int:
 
 
 def _serve_both(settings: Settings) -> int:
-    agent = Agent(settings.agent)
+    agent = _agent(settings.agent)
     coordinator = Coordinator(deadline_s=settings.coordinator.deadline_s)
     server = Server(settings.agent.listen, (agent, coordinator))
     rooms = (agent, coordinator)
@@ -105,6 +138,8 @@ def _execute(
     check_only: bool,
     serve: Callable[[Settings], int],
     change: Callable[[Settings], Settings] = _unchanged,
+    *,
+    who: str = "",
 ) -> None:
     try:
         settings = change(load(config, os.environ))
@@ -114,9 +149,12 @@ def _execute(
         logging.basicConfig(
             stream=sys.stderr,
             level=logging.INFO,
-            format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+            format=f"%(asctime)s %(levelname)s {who}%(name)s: %(message)s",
         )
         sys.exit(serve(settings))
     except ConfigError as error:
-        click.echo(f"rankdumpd: {error}", err=True)
+        click.echo(f"rankdumpd: {who}{error}", err=True)
         sys.exit(_EXIT_USAGE)
+    except RankdumpError as error:
+        click.echo(f"rankdumpd: {who}{error}", err=True)
+        sys.exit(_EXIT_FAILED)

@@ -44,8 +44,12 @@ class AgentSettings:
     """Where the coordinator of the job listens; empty when there is none."""
     state_dir: str = "/var/lib/rankdump"
     """Folder of the ledger; absolute."""
-    workers: int = 0
+    workers: int = 1
+    """Processes that ranks are shared out to; what follows in bytes and threads is for all."""
+    encode_threads: int = 0
     """Threads that compress and write; 0 means one for each core this process may use."""
+    nice: int = 10
+    """How far other processes go first, 0 to 19: ranks have the cores when they want them."""
     queue_bytes: int = 512 * _MIB
     """Tensor bytes taken in but not yet written and committed."""
     slab_bytes: int = 256 * _MIB
@@ -67,8 +71,10 @@ class AgentSettings:
         _required("agent.listen", self.listen)
         if not Path(self.state_dir).is_absolute():
             raise ConfigError("settings", "agent.state_dir", self.state_dir, "an absolute folder")
-        _between("agent.workers", self.workers, 0, 1024)
-        _between("agent.queue_bytes", self.queue_bytes, _MIB, 1 << 50)
+        _between("agent.workers", self.workers, 1, 256)
+        _between("agent.encode_threads", self.encode_threads, 0, 1024)
+        _between("agent.nice", self.nice, 0, 19)
+        _between("agent.queue_bytes", self.queue_bytes, self.workers * _MIB, 1 << 50)
         _between("agent.slab_bytes", self.slab_bytes, 0, 1 << 50)
         if self.memory_bytes:
             _between("agent.memory_bytes", self.memory_bytes, self.queue_bytes, 1 << 50)
@@ -110,6 +116,19 @@ class Settings:
             found.append(f"[{section.name}]")
             found += [f"{f.name} = {_shown(getattr(values, f.name))}" for f in _fields(values)]
         return found
+
+
+def environment(settings: AgentSettings) -> dict[str, str]:
+    """Return the variables that give another process exactly these settings."""
+    return {
+        _variable("agent", field.name): str(getattr(settings, field.name))
+        for field in _fields(settings)
+    }
+
+
+def without_settings(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment that sets nothing."""
+    return {name: value for name, value in environ.items() if not _is_ours(name)}
 
 
 def load(path: Path | None, environ: Mapping[str, str]) -> Settings:
@@ -159,7 +178,7 @@ def _values(
         key: _typed(source, f"{section}.{key}", value, known[key]) for key, value in given.items()
     }
     for key, default in known.items():
-        variable = f"{ENVIRONMENT_PREFIX}{section}__{key}".upper()
+        variable = _variable(section, key)
         if variable in environ:
             values[key] = _parsed(variable, environ[variable], default)
     return values
@@ -185,15 +204,22 @@ def _parsed(variable: str, text: str, default: object) -> object:
 
 def _check_environment(environ: Mapping[str, str]) -> None:
     known = [
-        f"{ENVIRONMENT_PREFIX}{section}__{field.name}".upper()
+        _variable(section, field.name)
         for section, defaults in (
             ("agent", AgentSettings()),
             ("coordinator", CoordinatorSettings()),
         )
         for field in _fields(defaults)
     ]
-    ours = {n: "" for n in environ if n.startswith(ENVIRONMENT_PREFIX) and "__" in n}
-    _check_names("environment", "", ours, known)
+    _check_names("environment", "", dict.fromkeys(filter(_is_ours, environ), ""), known)
+
+
+def _variable(section: str, key: str) -> str:
+    return f"{ENVIRONMENT_PREFIX}{section}__{key}".upper()
+
+
+def _is_ours(name: str) -> bool:
+    return name.startswith(ENVIRONMENT_PREFIX) and "__" in name
 
 
 def _check_names(

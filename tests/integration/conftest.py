@@ -39,6 +39,23 @@ def short_dir() -> Iterator[Path]:
     shutil.rmtree(path)
 
 
+STAMP = 1_700_000_000_000_000
+_KIND_FIELDS = agent_pb2.TensorKind.DESCRIPTOR.fields_by_name.keys()
+
+
+def kind_of(array: np.ndarray, **fields: Any) -> bytes:
+    """Return what other messages hold of a tensor's kind."""
+    defaults: dict[str, Any] = {
+        "op_type": "MatMul",
+        "op_name": "Default/fc-Dense/MatMul-op0",
+        "side": agent_pb2.SIDE_OUTPUT,
+        "dtype": array.dtype.name,
+        "shape": array.shape,
+        "byte_count": array.nbytes,
+    }
+    return agent_pb2.TensorKind(**{**defaults, **fields}).SerializeToString()
+
+
 class Frames:
     """Frames made by hand."""
 
@@ -55,21 +72,36 @@ class Frames:
     ) -> agent_pb2.Frame:
         """Return one record, with all of its bytes or the first few."""
         data = array.tobytes()
+        about = {name: fields.pop(name) for name in _KIND_FIELDS & fields.keys()}
         record = agent_pb2.Record(
-            graph=0,
+            kind=kind_of(array, op_name=op_name, **({"dtype": dtype} if dtype else {}), **about),
             iteration=iteration,
-            op_type="MatMul",
-            op_name=op_name,
-            side=agent_pb2.SIDE_OUTPUT,
-            slot=0,
-            timestamp_us=1_700_000_000_000_000 + sequence,
-            dtype=dtype or array.dtype.name,
-            shape=array.shape,
-            byte_count=len(data),
+            timestamp_us=STAMP + sequence,
             data=data if first_bytes is None else data[:first_bytes],
+            **fields,
         )
-        record.MergeFrom(agent_pb2.Record(**fields))
         return agent_pb2.Frame(sequence=sequence, record=record)
+
+    @staticmethod
+    def figures(
+        sequence: int,
+        rows: list[tuple[np.ndarray, str]],
+        *,
+        iteration: int = 0,
+        degraded: bool = False,
+        switched_on: bool = False,
+        **fields: Any,
+    ) -> agent_pb2.Frame:
+        """Return rows of figures; the first has the time of a record with that number."""
+        body = agent_pb2.FigureRows(
+            iteration=iteration,
+            kinds=[kind_of(array, **fields) for array, _ in rows],
+            timestamps_us=range(STAMP + sequence, STAMP + sequence + len(rows)),
+            figures=[text for _, text in rows],
+            degraded=degraded,
+            switched_on=switched_on,
+        )
+        return agent_pb2.Frame(sequence=sequence, figure_rows=body)
 
     @staticmethod
     def chunks(sequence: int, array: np.ndarray, start: int, size: int) -> list[agent_pb2.Frame]:
@@ -282,7 +314,7 @@ def make_agent(short_dir: Path) -> Iterator:
     with contextlib.ExitStack() as stack:
 
         def make(**settings) -> Embedded:
-            embedded = Embedded(short_dir, **({"workers": 2} | settings))
+            embedded = Embedded(short_dir, **({"encode_threads": 2} | settings))
             stack.callback(embedded.stop)
             return embedded
 

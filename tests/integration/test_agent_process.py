@@ -16,6 +16,7 @@ import pytest
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from rankdump.contract.manifest import Manifest
+from rankdump.contract.plan import Content
 from rankdump.wire.v1 import coordinator_pb2, coordinator_pb2_grpc
 
 ARRAY = np.arange(1000, dtype=np.float32)
@@ -103,6 +104,28 @@ def test_killed_daemon_resumes_on_its_state(make_daemon, make_rank, frames):
     assert manifest.status.balanced
     assert sorted(rank.root / record.path for record in manifest.records) == tensors(rank.root)
     assert not list(rank.root.rglob(".*.tmp"))
+
+
+def test_killed_daemon_remembers_what_became_of_each_row(make_daemon, make_rank, frames):
+    """Rows of figures are counted, tabulated and listed once, those that were refused included."""
+    daemon = make_daemon()
+    rank = make_rank(daemon.address, content=Content("statistic", ("max",)))
+    rank.open()
+    row, refused = (ARRAY, "1"), (ARRAY.astype(np.complex64), "1")
+    sent = [frames.figures(n, [row, refused, row], iteration=n) for n in range(1, 31)]
+    stream = rank.push().send(*sent)
+    stream.wait_acknowledged(10)
+    daemon.kill()
+    stream.wait_over()
+    daemon.start()
+    rank.open()
+    ends = [frames.end(30 + n, n, 3) for n in range(1, 31)]
+    assert rank.push().send(*sent, *ends).finish() is grpc.StatusCode.OK
+    found = rank.status().iterations
+    assert [(each.stored, dict(each.dropped)) for each in found] == [(2, {"no_statistics": 1})] * 30
+    tables = [path.read_text() for path in rank.root.rglob("statistic.csv")]
+    assert [text.count("\n") for text in tables] == [3] * 30
+    assert all("\nMatMul" in text for text in tables)
 
 
 def test_coordinator_learns_through_the_same_socket(make_daemon, make_rank, frames):

@@ -131,8 +131,7 @@ class TestWay:
         delivery = Delivery(buffer_bytes=MIB, on_full="statistic")
         rank, side = enter(slab_agent().address, content=content, delivery=delivery)
         array = np.arange(4, dtype=np.float32)
-        figures = agent_pb2.Figures(texts=("3.5", "0.25"))
-        poor = frames.record(1, array, first_bytes=0, figures=figures, degraded=True)
+        poor = frames.figures(1, [(array, "3.5,0.25")], degraded=True)
         side.put(poor.SerializeToString())
         put(side, 2, array)
         stream = rank.push().ring(side.put(frames.end(3, 0, 2).SerializeToString()))
@@ -350,9 +349,9 @@ def test_room_that_the_rank_gave_itself(slab_agent, enter, put):
     stream = rank.push().ring(put(side, 1, np.ones(3)))
     stream.wait_acknowledged(1)
     side.memory[128:136] = (1 << 40).to_bytes(8, "little")
-    put(side, 2, np.ones(3))
+    written = put(side, 2, np.ones(3))
     while stream.code is None:
-        stream.ring(1)
+        stream.ring(written)
         time.sleep(0.01)
     assert stream.wait_over() is grpc.StatusCode.INVALID_ARGUMENT
     assert "release to" in stream.details

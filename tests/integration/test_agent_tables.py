@@ -13,7 +13,7 @@ import pytest
 from rankdump.contract.layout import statistic_csv
 from rankdump.contract.layout.profile import PROFILES
 from rankdump.contract.manifest import Manifest
-from rankdump.contract.plan import Content, Iterations, Selection
+from rankdump.contract.plan import Content, Delivery, Iterations, Selection
 from rankdump.contract.statistics import figures as figures_of
 from rankdump.wire.v1 import agent_pb2
 
@@ -58,13 +58,10 @@ def record_of(frames):
     """Makes records as their plan wants them: whole, or as figures."""
 
     def make(sequence: int, array: np.ndarray, content: Content, **fields) -> agent_pb2.Frame:
-        frame = frames.record(sequence, array, **fields)
         if content.saved == "statistic":
             texts = figures_of(content.statistics, array.dtype.name, memoryview(array.tobytes()))
-            frame.record.data = b""
-            frame.record.figures.texts.extend(texts)
-            frame.record.figures.SetInParent()
-        return frame
+            return frames.figures(sequence, [(array, ",".join(texts))], **fields)
+        return frames.record(sequence, array, **fields)
 
     return make
 
@@ -117,12 +114,10 @@ def test_header_and_tail_of_a_profile(make_agent, make_rank, frames, saved, prof
     rank = make_rank(make_agent().address, content=content, profile=profile)
     rank.open()
     array = np.array([2, 2], dtype=np.int32)
-    frame = frames.record(1, array)
     items = statistic_csv.items_of(content.statistics, PROFILES[profile])
-    if saved == "statistic":
-        frame.record.data = b""
-        texts = figures_of(items, "int32", memoryview(array.tobytes()))
-        frame.record.figures.texts.extend(texts)
+    texts = figures_of(items, "int32", memoryview(array.tobytes()))
+    rows = frames.figures(1, [(array, ",".join(texts))])
+    frame = rows if saved == "statistic" else frames.record(1, array)
     rank.push().send(frame, frames.goodbye(2)).finish()
     header, row = table(rank.root)
     assert header.startswith(f"{FIXED},Max Value,Min Value")
@@ -135,7 +130,7 @@ def test_header_and_tail_of_a_profile(make_agent, make_rank, frames, saved, prof
 def test_rows_stand_in_the_order_of_frames(make_agent, make_rank, frames, record_of, saved):
     """Several workers finish large and small tensors in any order; rows come as they were sent."""
     content = Content(saved, ("max",))
-    rank = make_rank(make_agent(workers=4).address, content=content)
+    rank = make_rank(make_agent(encode_threads=4).address, content=content)
     rank.open()
     stream = rank.push()
     count = 60
@@ -184,9 +179,7 @@ def test_what_has_no_figures_is_dropped_by_reason(make_agent, make_rank, frames,
     content = Content("statistic", ("max",))
     rank = make_rank(make_agent().address, content=content)
     rank.open()
-    complex_frame = frames.record(2, np.ones(2, dtype=np.complex64))
-    complex_frame.record.data = b""
-    complex_frame.record.figures.texts.append("1")
+    complex_frame = frames.figures(2, [(np.ones(2, dtype=np.complex64), "1")])
     stream = rank.push().send(
         frames.record(1, np.ones(2)),
         complex_frame,
@@ -205,9 +198,7 @@ def test_figures_that_the_plan_does_not_want_end_the_stream(make_agent, make_ran
     """A rank that speaks of another plan than its own is not understood."""
     rank = make_rank(make_agent().address, content=Content(saved))
     rank.open()
-    frame = frames.record(1, np.ones(2))
-    frame.record.data = b""
-    frame.record.figures.texts.append("1")
+    frame = frames.figures(1, [(np.ones(2), "1")])
     assert rank.push().send(frame).wait_over() is grpc.StatusCode.INVALID_ARGUMENT
 
 
@@ -356,3 +347,135 @@ def test_manifest_knows_the_time_of_each_row(dump):
     folder = root / "rank_0" / ".dump_metadata" / "manifest"
     body = json.loads(next(folder.iterdir()).read_text())
     assert [record["timestamp_us"] for record in body["records"]] == [STAMP + 1, STAMP + 2]
+
+
+def rows_of(*arrays: np.ndarray) -> list[tuple[np.ndarray, str]]:
+    """Return each with its largest element."""
+    return [
+        (each, figures_of(("max",), each.dtype.name, each.data.cast("B"))[0]) for each in arrays
+    ]
+
+
+class TestRowsOfFigures:
+    """Many tensors in one frame: each is a row, a record of the manifest and a count."""
+
+    CONTENT = Content("statistic", ("max",))
+    MIXED = Content("full", ("max",))
+
+    def test_rows_beside_records_in_the_order_of_frames(self, make_agent, make_rank, frames):
+        """Tensors for which there was no room stand between those that brought their elements."""
+        delivery = Delivery(on_full="statistic")
+        rank = make_rank(make_agent(workers=4).address, content=self.MIXED, delivery=delivery)
+        rank.open()
+        large = np.full(300_000, 1.0)
+        stream = rank.push().send(
+            frames.record(1, large),
+            frames.figures(2, rows_of(np.full(2, 2.0), np.full(2, 3.0)), degraded=True),
+            frames.record(3, np.full(2, 4.0)),
+            frames.figures(4, rows_of(*np.arange(5.0, 9.0).reshape(4, 1)), degraded=True),
+            frames.end(5, 0, 8),
+            frames.goodbye(6),
+        )
+        assert stream.finish() is grpc.StatusCode.OK
+        assert [row.split(",")[-2] for row in table(rank.root)[1:]] == list("12345678")
+        found = manifest(rank.root)
+        assert (found.status.stored, found.status.degraded, found.status.balanced) == (2, 6, True)
+        assert [bool(record.path) for record in found.records] == [n in (0, 3) for n in range(8)]
+
+    def test_each_row_is_judged(self, make_agent, make_rank, frames):
+        """What the plan leaves out is counted by reason, row by row; the others stand."""
+        selection = Selection(inputs=False)
+        rank = make_rank(make_agent().address, content=self.CONTENT, selection=selection)
+        rank.open()
+        arrays = [np.ones(2), np.ones(2, dtype=np.complex64), np.full(3, 2.0)]
+        rows = [(array, "1") for array in arrays]
+        stream = rank.push().send(
+            frames.figures(1, rows),
+            frames.figures(2, rows[:1], side=agent_pb2.SIDE_INPUT),
+            frames.end(3, 0, 4),
+            frames.goodbye(4),
+        )
+        assert stream.finish() is grpc.StatusCode.OK
+        found = manifest(rank.root)
+        assert dict(found.status.dropped) == {"no_statistics": 1, "side_excluded": 1}
+        assert (found.status.stored, found.status.balanced) == (2, True)
+        assert [record.shape for record in found.records] == [(2,), (3,)]
+        assert len(table(rank.root)) == 3
+
+    def test_folders_of_one_frame(self, make_agent, make_rank, frames):
+        """Graphs and constants have tables of their own, and each graph hears of the iteration."""
+        rank = make_rank(make_agent().address, content=self.CONTENT)
+        rank.open()
+        row = rows_of(np.ones(2))
+        sent = frames.figures(1, row, iteration=3)
+        for fields in ({"graph": 2}, {"constant": True}, {"graph": 2, "constant": True}):
+            other = frames.figures(1, row, iteration=3, **fields).figure_rows
+            sent.figure_rows.MergeFrom(other)
+        rank.push().send(sent, frames.end(2, 3, 4), frames.goodbye(3)).finish()
+        tables = sorted(rank.root.rglob("statistic.csv"))
+        assert [
+            path.parent.relative_to(rank.root / "rank_0/Net").as_posix() for path in tables
+        ] == [
+            "0/3",
+            "0/constants",
+            "2/3",
+            "2/constants",
+        ]
+        orders = (rank.root / "rank_0/execution_order").glob("ms_global_*")
+        assert {path.name[-5] for path in orders} == {"0", "2"}
+
+    @pytest.mark.parametrize("left", [0, 130, 210, 10_000])
+    def test_restart_within_an_iteration(self, make_agent, make_rank, frames, left):
+        """Counts, rows and the manifest are those of an agent that never stopped."""
+        agent = make_agent()
+        rank = make_rank(agent.address, content=self.CONTENT)
+        rank.open()
+        rows = [(np.ones(1), "1"), (np.ones(1, dtype=np.complex64), "2"), (np.ones(1), "3")]
+        sent = [frames.figures(1, rows), frames.figures(4, rows, switched_on=True)]
+        sent[1].sequence = 2
+        rank.push().send(*sent).finish()
+        path = rank.root / "rank_0" / "Net" / "0" / "0" / "statistic.csv"
+        data = path.read_bytes()
+        agent.stop()
+        path.unlink()
+        path.write_bytes(data[:left])
+        agent.start()
+        assert path.read_bytes() == data
+        (before,) = rank.status().iterations
+        assert (before.stored, dict(before.dropped)) == (4, {"no_statistics": 2})
+        rank.open()
+        stream = rank.push().send(*sent, frames.end(3, 0, 6), frames.goodbye(4))
+        assert stream.finish() is grpc.StatusCode.OK
+        assert path.read_bytes() == data
+        found = manifest(rank.root)
+        assert found.status.balanced
+        assert [each.timestamp_us for each in found.records] == [STAMP + n for n in (1, 3, 4, 6)]
+
+    def test_rows_wait_for_a_disk_that_refuses_them(self, make_agent, make_rank, frames):
+        """They are acknowledged, because the ledger has them, and written when it is possible."""
+        agent = make_agent()
+        rank = make_rank(agent.address, content=self.CONTENT)
+        rank.open()
+        path = rank.root / "rank_0" / "Net" / "0" / "0" / "statistic.csv"
+        path.mkdir(parents=True)
+        stream = rank.push().send(frames.figures(1, rows_of(*np.eye(3))))
+        stream.wait_acknowledged(1)
+        path.rmdir()
+        stream.send(frames.figures(2, rows_of(np.full(1, 7.0))), frames.end(3, 0, 4))
+        stream.wait_acknowledged(3)
+        assert [row.split(",")[-2] for row in table(rank.root)[1:]] == ["1", "1", "1", "7"]
+        assert manifest(rank.root).status.balanced
+        stream.finish()
+
+    def test_a_disk_without_room_is_remembered_by_row(self, make_agent, make_rank, frames):
+        """What was refused for want of room stays so after a restart, whatever the disk says."""
+        agent = make_agent(keep_free_bytes=1 << 60)
+        rank = make_rank(agent.address, content=self.CONTENT)
+        rank.open()
+        stream = rank.push().send(frames.figures(1, rows_of(*np.eye(3))))
+        stream.wait_acknowledged(1)
+        stream.finish()
+        agent.restart()
+        (found,) = rank.status().iterations
+        assert (found.stored, dict(found.dropped)) == (0, {"disk_low": 3})
+        assert not list(rank.root.rglob("statistic.csv"))

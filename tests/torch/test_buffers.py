@@ -94,3 +94,51 @@ def test_each_parameter_and_buffer_is_over_at_once(recorder) -> None:
     names = [taken.op_name for taken in recorder.taken if taken.op_type == "Parameter"]
     settled = [name for name, raised in recorder.settlements if not raised]
     assert settled[2:] == names
+
+
+class Growing(nn.Module):
+    """A model that is not the same in every iteration."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(2, 2)
+        self.register_buffer("mean", torch.zeros(2))
+
+    def forward(self, x):
+        # A new tensor under the old name, as running averages out of place have it.
+        self.mean = 0.5 * self.mean + x.detach()
+        return self.first(x)
+
+
+def test_what_is_put_into_a_model_later_is_seen(recorder):
+    """Law: walks are spared only while nothing changed; a buffer is read as it is now."""
+    model = Growing()
+    hook = attach(model, recorder, 0)
+
+    def iteration(number: int) -> dict[str, list[float]]:
+        recorder.taken.clear()
+        hook.iteration_begins(number, armed=True)
+        model(torch.ones(2)).sum().backward()
+        hook.iteration_ends(number, armed=True)
+        return {t.op_name: t.array.ravel().tolist() for t in recorder.taken if t.argument != "grad"}
+
+    first = iteration(0)
+    assert first["mean"] == [1, 1]
+    assert iteration(1)["mean"] == [1.5, 1.5]
+    model.first = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    model.register_buffer("count", torch.ones(1))
+    found = iteration(2)
+    names = {name for name in found if name.startswith("Default/network-Growing/first-Sequential/")}
+    assert {name.rpartition("/")[2] for name in names} == {
+        "Linear-op0",
+        "ReLU-op0",
+        "Sequential-op0",
+    }
+    assert {"first.0.weight", "count"} <= found.keys()
+    assert "first.weight" not in found
+    del model.count
+    model.first[0].weight = nn.Parameter(torch.zeros(2, 2))
+    found = iteration(3)
+    assert "count" not in found
+    assert found["first.0.weight"] == [0, 0, 0, 0]
+    hook.detach()

@@ -42,6 +42,21 @@ def test_a_signal_to_another_thread_wakes_the_wait():
         asked.close()
 
 
+@pytest.mark.parametrize("first", ["leash", "signal"])
+def test_a_wish_by_leash_and_by_signal_is_one_wish(first):
+    """A service manager may signal a worker whose front has just asked it to drain."""
+    asked = StopSignals()
+    try:
+        if first == "leash":
+            asked.ask()
+        os.kill(os.getpid(), signal.SIGTERM)
+        asked.ask()
+        asked.wait()
+    finally:
+        asked.close()
+    asked.ask()
+
+
 def test_handlers_are_given_back():
     before = signal.getsignal(signal.SIGTERM)
     StopSignals().close()

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from rankdump.contract.dtypes import as_stored, element_type
+from rankdump.contract.dtypes import ElementType, as_stored, element_type
 from rankdump.contract.errors import UnsupportedError
 from rankdump.contract.plan import Precision
-from rankdump.values import Deferred
+from rankdump.values import Accelerator, Deferred
 
 
 class ArraySource:
@@ -22,12 +23,7 @@ class ArraySource:
 
     def __init__(self, array: npt.ArrayLike) -> None:
         self._array: npt.NDArray[Any] = np.asarray(array)
-        kind: np.dtype[Any] = self._array.dtype
-        if kind.hasobject:
-            raise UnsupportedError(f"array of Python objects ({kind})")
-        # Types of extension packages, such as bfloat16, carry their common name.
-        self._type = element_type(f"{kind.name}")
-        self._little: np.dtype[np.generic] = kind.newbyteorder("<")
+        self._type, self._little = _types(self._array.dtype)
 
     @property
     def dtype(self) -> str:
@@ -50,10 +46,18 @@ class ArraySource:
             return
         np.copyto(np.frombuffer(target, self._little).reshape(self.shape), self._array)
 
+    def accelerator(self) -> Accelerator | None:
+        """Return None: an array lies in host memory."""
+        return None
+
     def elements(self) -> memoryview | None:
         """Return the elements where they lie; None if they lie in another way than packed."""
         packed = self._array.flags.c_contiguous and self._array.dtype == self._little
         return self._array.reshape(-1).view(np.uint8).data if packed else None
+
+    def copied(self) -> bytes:
+        """Return a copy of the elements, C order, little endian."""
+        return self._array.astype(self._little, copy=False).tobytes()
 
     def head(self, count: int) -> ArraySource:
         """Return a copy of the first elements in C order, as an array of one dimension."""
@@ -77,3 +81,14 @@ class ArraySource:
     def figures(self, items: tuple[str, ...], precision: Precision) -> Deferred | None:
         """Return None: an array lies in host memory."""
         return None
+
+
+# Few types occur in a job, but anything may be one.
+@lru_cache(maxsize=256)
+def _types(kind: np.dtype[Any]) -> tuple[ElementType, np.dtype[np.generic]]:
+    """Return an array's element type, and how it lies in a file."""
+    if kind.hasobject:
+        raise UnsupportedError(f"array of Python objects ({kind})")
+    # Types of extension packages, such as bfloat16, carry their common name.
+    little = cast("np.dtype[np.generic]", kind.newbyteorder("<"))
+    return element_type(f"{kind.name}"), little

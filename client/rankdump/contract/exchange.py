@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from rankdump.contract.events import EventColumns
+from rankdump.contract.figure_rows import FigureRows
 from rankdump.contract.graph import GraphPart
 from rankdump.contract.key import TensorKey
 
@@ -56,6 +57,8 @@ class SessionGrant:
     """Why the plan selects nothing on this rank; empty when it selects something."""
     slab: SlabPlace | None = None
     """Where frames go instead of the stream, when the agent offers it."""
+    redirect: str = ""
+    """Where to open instead: a name beside the socket, or a port of its host; empty for here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,31 +72,8 @@ class RecordHead:
     """Length of the elements in C order, little endian."""
     argument: str = ""
     """Where in the call the tensor stood: `args.0`, `kwargs.mask`; empty when unknown."""
-    figures: tuple[str, ...] | None = None
-    """Texts of the plan's statistics in the place of the elements; None when those follow."""
     switched_on: bool = False
     """The script itself switched dumping on: the plan's iterations do not matter."""
-    degraded: bool = False
-    """There was no room for the elements: the figures are all that is kept."""
-
-    def measured(self, figures: tuple[str, ...]) -> RecordHead:
-        """Return the head of the same tensor with figures in the place of its elements."""
-        # Not `dataclasses.replace`: this runs once for every tensor of a training step.
-        return RecordHead(
-            key=self.key,
-            dtype=self.dtype,
-            shape=self.shape,
-            byte_count=self.byte_count,
-            argument=self.argument,
-            figures=figures,
-            switched_on=self.switched_on,
-            degraded=self.degraded,
-        )
-
-    @property
-    def data_bytes(self) -> int:
-        """Bytes that follow the head."""
-        return self.byte_count if self.figures is None else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +115,9 @@ class SessionEnd:
     notes: tuple[str, ...] = ()
 
 
-Declaration: TypeAlias = "EventColumns | GraphPart | KernelArguments | IterationEnd | SessionEnd"
+Declaration: TypeAlias = (
+    "EventColumns | FigureRows | GraphPart | KernelArguments | IterationEnd | SessionEnd"
+)
 """What a numbered frame carries besides records."""
 
 

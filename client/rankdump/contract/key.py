@@ -12,6 +12,9 @@ class Side(str, Enum):
     INPUT = "input"
     OUTPUT = "output"
 
+    # That of Enum is a call of Python, paid wherever a side is part of a key.
+    __hash__ = str.__hash__
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class TensorKey:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,7 @@ class NpyHeader:
         return count * np.dtype(self.descr).itemsize
 
 
+@lru_cache(maxsize=1024)
 def header(descr: str, shape: tuple[int, ...]) -> bytes:
     """Return the header block for C-ordered elements; its length is a multiple of 64."""
     extents = "".join(f"{extent}," for extent in shape)

@@ -181,12 +181,16 @@ class SlabReader(_Slab):
         super().__init__(memory)
         self._read = self.released
 
-    def entries(self) -> Iterator[Entry]:
-        """Yield what was published since the last call; DamagedError for what cannot be."""
+    def entries(self, announced: int | None = None) -> Iterator[Entry]:
+        """Yield what was published since the last call; DamagedError for what cannot be.
+
+        While the rank lives, only what lies before the position that a message of it `announced`
+        is sure to be seen as it was written, on every kind of processor.
+        """
         written = self.written
         if not self._read <= written <= self.released + self.ring_bytes:
             raise DamagedError(f"slab written to {written}, read to {self._read}")
-        yield from self._until(written)
+        yield from self._until(written if announced is None else min(announced, written))
 
     def remains(self) -> Iterator[Entry]:
         """Yield what a rank that is dead had committed or begun; one begun is not whole."""

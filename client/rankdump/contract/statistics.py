@@ -8,12 +8,15 @@ mean and norm NaN, and the signed counts hold the infinities (mindspore-dump.md 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from functools import lru_cache
+from itertools import repeat
+from typing import Any
 
 from rankdump.contract import dtypes
 from rankdump.contract.errors import UnsupportedError
-from rankdump.contract.moments import Moments, moments_of, moments_of_many
+from rankdump.contract.moments import Columns, moments_of, moments_of_many
 
 MD5 = "md5"
 ITEMS: dict[str, str] = {
@@ -36,32 +39,21 @@ DEVICE_ITEMS = ("max", "min", "avg", "l2norm")
 """Items that can be computed on an accelerator."""
 
 
-_NEEDS: dict[str, tuple[str, ...]] = {
-    "max": ("maximum",),
-    "min": ("minimum",),
-    "avg": ("total",),
-    "negative zero count": ("negatives",),
-    "positive zero count": ("positives",),
-    "nan count": ("nans",),
-    "negative inf count": ("negative_infinities",),
-    "positive inf count": ("positive_infinities",),
-    "zero count": ("zeros",),
-    "l2norm": ("squares",),
+_NEEDS: dict[str, str] = {
+    "max": "maximum",
+    "min": "minimum",
+    "avg": "total",
+    "negative zero count": "negatives",
+    "positive zero count": "positives",
+    "nan count": "nans",
+    "negative inf count": "negative_infinities",
+    "positive inf count": "positive_infinities",
+    "zero count": "zeros",
+    "l2norm": "squares",
 }
 """What of `Moments` an item is made of, beside the count."""
-_TEXTS: dict[str, Callable[[Moments], str]] = {
-    "max": lambda m: number(m.maximum),
-    "min": lambda m: number(m.minimum),
-    "avg": lambda m: number(m.mean),
-    "count": lambda m: str(m.count),
-    "negative zero count": lambda m: str(m.negatives),
-    "positive zero count": lambda m: str(m.positives),
-    "nan count": lambda m: str(m.nans),
-    "negative inf count": lambda m: str(m.negative_infinities),
-    "positive inf count": lambda m: str(m.positive_infinities),
-    "zero count": lambda m: str(m.zeros),
-    "l2norm": lambda m: number(m.l2norm),
-}
+_NUMBERS = frozenset(("max", "min", "avg", "l2norm"))
+"""Items that are no whole numbers."""
 
 
 def figures(items: tuple[str, ...], dtype: str, data: memoryview) -> tuple[str, ...]:
@@ -69,23 +61,22 @@ def figures(items: tuple[str, ...], dtype: str, data: memoryview) -> tuple[str, 
 
     UnsupportedError for a type that has no figures: a complex one.
     """
-    if not countable(dtype):
-        raise UnsupportedError(f"element type {dtype!r} has no statistics")
-    return _texts(items, moments_of(dtype, data, _needed(items)), data)
+    return tuple(text_of(items, dtype, data).split(",")) if items else ()
 
 
-def figures_of_many(
-    items: tuple[str, ...], dtype: str, tensors: Sequence[bytes]
-) -> list[tuple[str, ...]]:
-    """Return the same as `figures` of each of these tensors, which all have elements.
+def text_of(items: tuple[str, ...], dtype: str, data: memoryview) -> str:
+    """Return the figures of one tensor as `figures` does, with commas between them."""
+    _check(dtype)
+    return _texts(items, moments_of(dtype, data, _needed(items)), (data,))[0]
+
+
+def texts_of_many(items: tuple[str, ...], dtype: str, tensors: Sequence[bytes]) -> list[str]:
+    """Return the same as `text_of` of each of these tensors, which all have elements.
 
     One pass over all of them costs little more than one over the largest.
     """
-    if not countable(dtype):
-        raise UnsupportedError(f"element type {dtype!r} has no statistics")
-    found = moments_of_many(dtype, tensors, _needed(items))
-    datas = map(memoryview, tensors)
-    return [_texts(items, each, data) for each, data in zip(found, datas, strict=True)]
+    _check(dtype)
+    return _texts(items, moments_of_many(dtype, tensors, _needed(items)), tensors)
 
 
 def countable(dtype: str) -> bool:
@@ -98,15 +89,43 @@ def number(value: float) -> str:
     return f"{value:g}"
 
 
-def _texts(items: tuple[str, ...], found: Moments, data: memoryview) -> tuple[str, ...]:
-    # The digest is over the elements as the framework held them: of bfloat16, two bytes each.
-    return tuple([_md5(data) if item == MD5 else _TEXTS[item](found) for item in items])
+def _check(dtype: str) -> None:
+    if not countable(dtype):
+        raise UnsupportedError(f"element type {dtype!r} has no statistics")
+
+
+def _texts(
+    items: tuple[str, ...], found: Columns, tensors: Sequence[bytes | memoryview]
+) -> list[str]:
+    columns = [_column(item, found, tensors) for item in items]
+    rows = zip(*columns, strict=True) if columns else repeat((), len(tensors))
+    return list(map(_form(items).__mod__, rows))
+
+
+def _column(item: str, found: Columns, tensors: Sequence[bytes | memoryview]) -> list[Any]:
+    """Return one item of each tensor."""
+    if item == MD5:
+        # Over the elements as the framework held them: of bfloat16, two bytes each.
+        return [_md5(data) for data in tensors]
+    column = found[_NEEDS.get(item, item)]
+    if item == "l2norm":
+        return list(map(math.sqrt, column))
+    if item == "avg":
+        sums = zip(column, found["count"], strict=True)
+        return [total / count if count else math.nan for total, count in sums]
+    return column
+
+
+@lru_cache(maxsize=64)
+def _form(items: tuple[str, ...]) -> str:
+    """Return how a row of items is written, in the form of the operator `%`."""
+    return ",".join("%g" if item in _NUMBERS else "%s" for item in items)
 
 
 @lru_cache(maxsize=64)
 def _needed(items: tuple[str, ...]) -> frozenset[str]:
-    return frozenset(name for item in items for name in _NEEDS.get(item, ()))
+    return frozenset(_NEEDS[item] for item in items if item in _NEEDS)
 
 
-def _md5(data: memoryview) -> str:
+def _md5(data: bytes | memoryview) -> str:
     return hashlib.md5(data, usedforsecurity=False).hexdigest()

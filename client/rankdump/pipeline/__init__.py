@@ -15,13 +15,12 @@ from rankdump.filter import Filter, Run
 from rankdump.heads import Heads
 from rankdump.pipeline.children import call_in_children
 from rankdump.pipeline.choices import (
-    at_end,
-    batch_records,
+    batch_rows,
     goes_straight,
     measure_of,
     patience_s,
     profile_of,
-    reduction_of,
+    rows_bytes,
     wants_slab,
 )
 from rankdump.pipeline.course import Course
@@ -35,7 +34,7 @@ from rankdump.ship import Link, Ship
 from rankdump.sketch import Sketch
 from rankdump.stage import Budget, Stage
 from rankdump.trace import Trace, now_us
-from rankdump.values import Placing, Staged, TensorSource
+from rankdump.values import Placing, TensorSource
 
 FIRST_ANSWER_S = 5.0
 """Longest a job waits at its start for an agent that neither answers nor refuses."""
@@ -57,15 +56,16 @@ class Pipeline:
         self._trace = Trace(keeps=not self._quiet)
         self._sketch = Sketch()
         self._stage = Stage(
-            budget=Budget(plan.delivery.buffer_bytes),
+            records=Budget(plan.delivery.buffer_bytes),
+            rows=Budget(rows_bytes(plan)),
             patience_s=self._patience_s,
             place=self._place if goes_straight(plan) else None,
-            reduce=reduction_of(plan),
         )
+        self._measure = measure_of(plan)
         self._ship = Ship(
             replace(request, wants_slab=wants_slab(plan, address)),
             address,
-            on_taken=self._taken,
+            on_taken=self._stage.release,
             on_torn=self._torn,
             on_idle=self._hand_over_events,
             on_link=self._link_changed,
@@ -74,10 +74,10 @@ class Pipeline:
         self._outlet = Outlet(
             accounts=self._accounts,
             stage=self._stage,
+            measure=self._measure,
             submit=self._ship.submit,
             on_lost=self._voice.lost,
-            at_end=at_end(plan),
-            batch_records=batch_records(plan),
+            batch_rows=batch_rows(plan),
         )
         self._trigger = self._make_trigger(request)
         self.recorder: Recording = self._make_recorder()
@@ -118,6 +118,7 @@ class Pipeline:
         iteration = self._course.iteration
         self._trigger.end()
         self._outlet.flush(iteration)
+        self._reading.settle()
         if not self._course.end(ran=ran):
             return
         if self._quiet and not self._accounts.expects(iteration):
@@ -191,9 +192,6 @@ class Pipeline:
         self._accounts.lost_on_the_way(1, COPY_FAILED)
         self._voice.lost(COPY_FAILED, head.key.op_name)
 
-    def _taken(self, staged: Staged) -> None:
-        self._stage.release(staged.head)
-
     def _hand_over_events(self) -> None:
         if self._in_child:
             return
@@ -219,18 +217,18 @@ class Pipeline:
 
     def _make_trigger(self, request: SessionRequest) -> Trigger:
         heads = Heads(rank=request.rank, net_name=self._plan.output.net_name, clock_us=now_us)
-        reading = Reading(
+        self._reading = Reading(
             self._plan,
             self._course,
             heads=heads,
             stage=self._stage,
-            measure=measure_of(self._plan),
+            measure=self._measure,
             accounts=self._accounts,
         )
         return trigger_of(
             self._plan,
             self._filter,
-            reading,
+            self._reading,
             self._outlet,
             self._course,
             warn=self._voice.once,

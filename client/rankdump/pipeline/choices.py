@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
-
-from rankdump.contract.exchange import RecordHead
 from rankdump.contract.layout.profile import DEFAULT_PROFILE, PROFILES, Profile
 from rankdump.contract.layout.statistic_csv import items_of
 from rankdump.contract.plan import DumpPlan
-from rankdump.contract.statistics import countable, figures
-from rankdump.measure import MAX_WAITING, Measure, without_elements
+from rankdump.measure import MAX_WAITING, Measure
 from rankdump.ship import Link
-from rankdump.stage import HEAD_BYTES
-from rankdump.values import Staged, TensorSource
+from rankdump.stage import ROW_BYTES
 
 
 def profile_of(plan: DumpPlan) -> Profile:
@@ -22,25 +16,33 @@ def profile_of(plan: DumpPlan) -> Profile:
 
 
 def measure_of(plan: DumpPlan) -> Measure | None:
-    """Return what computes figures, where they travel in the place of the elements."""
+    """Return what computes figures on this rank; None where the plan never asks for them here."""
     content = plan.content
-    if content.saved != "statistic":
+    if not (in_place_of_elements(plan) or plan.delivery.on_full == "statistic"):
         return None
     items = items_of(content.statistics, profile_of(plan))
-    return Measure(items=items, on_device=content.on_device, precision=content.precision)
+    on_device = content.on_device and in_place_of_elements(plan)
+    return Measure(items=items, on_device=on_device, precision=content.precision)
 
 
-def at_end(plan: DumpPlan) -> bool:
-    """Return whether all records of an iteration wait for its end, to keep their order.
-
-    Figures are then computed and sent together, and no thread of ours runs in the middle of a step.
-    """
+def in_place_of_elements(plan: DumpPlan) -> bool:
+    """Return whether figures are all that is kept of any tensor."""
     return plan.content.saved == "statistic"
 
 
-def batch_records(plan: DumpPlan) -> int:
-    """Return how many records may wait for each other: what fills the buffer has to leave it."""
-    return max(1, min(MAX_WAITING, plan.delivery.buffer_bytes // (2 * HEAD_BYTES)))
+def batch_rows(plan: DumpPlan) -> int:
+    """Return how many rows may wait for each other: what fills the buffer has to leave it.
+
+    Otherwise they wait for the end of an iteration: they are then computed and sent together, and
+    no thread of ours runs in the middle of a step.
+    """
+    return max(1, min(MAX_WAITING, rows_bytes(plan) // (2 * ROW_BYTES)))
+
+
+def rows_bytes(plan: DumpPlan) -> int:
+    """Return the room of rows: beside records a little, which these can never fill."""
+    limit = plan.delivery.buffer_bytes
+    return limit if in_place_of_elements(plan) else limit // 16
 
 
 def wants_slab(plan: DumpPlan, address: str) -> bool:
@@ -53,30 +55,12 @@ def goes_straight(plan: DumpPlan) -> bool:
     return plan.selection.trigger == "always"
 
 
-def reduction_of(plan: DumpPlan) -> Callable[[RecordHead, TensorSource], Staged | None] | None:
-    """Return what makes figures of a tensor that has no room, where the plan asks for it."""
-    if plan.delivery.on_full != "statistic":
-        return None
-    content = plan.content
-    items = items_of(content.statistics, profile_of(plan))
-
-    def reduced(head: RecordHead, source: TensorSource) -> Staged | None:
-        if not countable(head.dtype):
-            return None
-        data = memoryview(bytearray(source.byte_count))
-        source.copy_into(data)
-        texts = figures(items, head.dtype, data)
-        return without_elements(replace(head, degraded=True), texts)
-
-    return reduced
-
-
 def patience_s(plan: DumpPlan, *, link: Link, busy: bool, idle_s: float) -> float:
     """Return how long a tensor may still wait for room, given since when nothing was taken."""
     delivery = plan.delivery
     if delivery.on_full != "block" or link not in (Link.UP, Link.AWAY):
         return 0.0
-    holds_back = not goes_straight(plan) or at_end(plan)
+    holds_back = not goes_straight(plan) or in_place_of_elements(plan)
     if holds_back and not busy:
         # What fills the buffer waits for the very thread that asks: nothing will make room.
         return 0.0

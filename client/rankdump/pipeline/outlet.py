@@ -1,4 +1,4 @@
-"""Where a rank's records leave: counted, and sent at once or at the end of the iteration."""
+"""Where a rank's records and rows leave: counted, and sent at once or many together."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import TypeAlias
 
 from rankdump.accounts import Accounts
 from rankdump.contract.exchange import Declaration, KernelArguments, OperatorArguments
-from rankdump.measure import Batch, Measured, Unread
-from rankdump.pipeline.reading import Lost, Read
+from rankdump.contract.figure_rows import FigureRows
+from rankdump.measure import Batch, Measure, Row, Unread
+from rankdump.pipeline.reading import BUFFER_FULL, Lost, Read
 from rankdump.stage import Stage
 from rankdump.values import Staged
 
@@ -28,59 +29,63 @@ class Outlet:
         *,
         accounts: Accounts,
         stage: Stage,
+        measure: Measure | None,
         submit: Callable[[Staged | Declaration], None],
         on_lost: Callable[[str, str], None],
-        at_end: bool,
-        batch_records: int,
+        batch_rows: int,
     ) -> None:
-        """Hold back records to the end of the iteration, or until as many wait as a batch takes."""
+        """Rows wait for the end of the iteration, or until as many wait as a batch takes."""
         self._accounts = accounts
         self._stage = stage
+        self._measure = measure
         self._submit = submit
         self._on_lost = on_lost
-        self._at_end = at_end
-        self._batch = Batch(batch_records)
+        self._batch = Batch(batch_rows)
         self._lock = threading.Lock()
         self._in_turn = threading.Lock()
         self._arguments: list[OperatorArguments] = []
 
     def send(self, item: Item, iteration: int) -> None:
         """Send what is kept of an operator of the running iteration."""
-        if isinstance(item, OperatorArguments):
-            self._collect(item, iteration)
+        if isinstance(item, Row):
+            if self._batch.add(item):
+                self._send_rows()
+        elif isinstance(item, Staged):
+            self._accounts.took(item.head.key.iteration)
+            self._submit(item)
         elif isinstance(item, Lost):
             self._lose(item)
-        elif self._at_end or isinstance(item, Measured):
-            if self._batch.add(item):
-                self._send_batch()
         else:
-            self._send(item)
+            self._collect(item, iteration)
 
     def forget(self, items: Iterable[object]) -> None:
         """Give back the room of records that nobody wants."""
         for item in items:
-            if isinstance(item, (Staged, Measured)):
-                self._stage.release(item.head)
+            if isinstance(item, Staged):
+                self._stage.release(item)
 
     def flush(self, iteration: int) -> None:
         """Send what waited for the end of the iteration."""
-        self._send_batch()
+        self._send_rows()
         with self._lock:
             self._send_arguments(iteration)
 
-    def _send_batch(self) -> None:
+    def _send_rows(self) -> None:
+        if self._measure is None:
+            return
         with self._in_turn:
-            for record in self._batch.read():
-                if isinstance(record, Unread):
-                    self._stage.release(record.head)
-                    key = record.head.key
-                    self._lose(Lost(key.iteration, key.op_name, FIGURES_FAILED))
+            for rows in self._batch.read(self._measure):
+                if isinstance(rows, Unread):
+                    self._lose(Lost(rows.iteration, rows.op_name, FIGURES_FAILED))
+                elif self._stage.admit(rows):
+                    self._accounts.took(rows.iteration, len(rows))
+                    self._submit(rows)
                 else:
-                    self._send(record)
+                    self._lose_rows(rows)
 
-    def _send(self, record: Staged) -> None:
-        self._accounts.took(record.head.key.iteration)
-        self._submit(record)
+    def _lose_rows(self, rows: FigureRows) -> None:
+        self._accounts.lost(rows.iteration, BUFFER_FULL, len(rows))
+        self._on_lost(BUFFER_FULL, rows.kinds[0].op_name)
 
     def _lose(self, lost: Lost) -> None:
         self._accounts.lost(lost.iteration, lost.reason)

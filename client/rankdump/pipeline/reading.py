@@ -13,11 +13,12 @@ from typing import TypeAlias
 
 from rankdump.accounts import Accounts
 from rankdump.contract.dtypes import ELEMENT_TYPES
-from rankdump.contract.exchange import RecordHead
+from rankdump.contract.figure_rows import TensorKind
 from rankdump.contract.plan import DumpPlan
 from rankdump.contract.statistics import countable
 from rankdump.heads import Heads
-from rankdump.measure import Measure, Measured
+from rankdump.measure import Measure, Row
+from rankdump.pipeline.choices import in_place_of_elements
 from rankdump.pipeline.course import Course
 from rankdump.stage import Stage
 from rankdump.values import Observation, Staged, TensorSource
@@ -28,6 +29,7 @@ BUFFER_FULL = "buffer_full"
 COPY_FAILED = "copy_failed"
 NO_STATISTICS = "no_statistics"
 UNSUPPORTED_DTYPE = "unsupported_dtype"
+_STALLS_AT_ONCE = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,7 @@ class Lost:
     reason: str
 
 
-Read: TypeAlias = "Staged | Measured | Lost"
+Read: TypeAlias = "Staged | Row | Lost"
 """What becomes of an observation."""
 
 
@@ -57,11 +59,13 @@ class Reading:
         accounts: Accounts,
     ) -> None:
         self._sample_elements = plan.content.sample_elements
+        self._no_elements = in_place_of_elements(plan)
         self._course = course
         self._heads = heads
         self._stage = stage
         self._measure = measure
         self._accounts = accounts
+        self._stalls: list[int] = []
 
     def read(self, observation: Observation) -> Read:
         """Copy or measure a tensor now."""
@@ -72,50 +76,54 @@ class Reading:
             logger.debug("copy failed", exc_info=True)
             return self.lost(observation.op_name, COPY_FAILED)
         finally:
-            stall_ns = time.perf_counter_ns() - begun_ns
-            self._accounts.stalled(self._course.iteration, stall_ns)
+            self._stalls.append(time.perf_counter_ns() - begun_ns)
+            if len(self._stalls) >= _STALLS_AT_ONCE:
+                self.settle()
+
+    def settle(self) -> None:
+        """Put the time that reading took on the account of the running iteration."""
+        # The list stays the same one: another thread may be about to append to it.
+        stalls = self._stalls[:]
+        del self._stalls[: len(stalls)]
+        if stalls:
+            self._accounts.stalled(self._course.iteration, sum(stalls))
 
     def lost(self, op_name: str, reason: str) -> Lost:
         """Return the loss of a tensor of the running iteration."""
         return Lost(self._course.iteration, op_name, reason)
 
     def _read(self, observation: Observation) -> Read:
-        reason = self._unreadable(observation.tensor.dtype)
-        if reason:
-            return self.lost(observation.op_name, reason)
-        source = self._sampled(observation.tensor)
+        source = observation.tensor
+        if source.dtype not in ELEMENT_TYPES:
+            return self.lost(observation.op_name, UNSUPPORTED_DTYPE)
+        if self._sample_elements:
+            source = self._sampled(source)
+        kind = self._heads.kind(observation, source)
+        if self._no_elements:
+            row = self._row(kind, source)
+            return self.lost(kind.op_name, NO_STATISTICS) if row is None else row
         course = self._course
-        head = self._heads.of(
-            observation,
-            source,
-            iteration=course.iteration,
-            switched_on=course.switched,
-            measured=self._measure is not None,
-        )
-        if self._measure is None:
-            record = self._stage.keep(head, source)
-            return self.lost(observation.op_name, BUFFER_FULL) if record is None else record
-        if not self._stage.admit(head):
-            return self.lost(observation.op_name, BUFFER_FULL)
-        return self._measured(self._measure, head, source)
-
-    def _measured(
-        self, measure: Measure, head: RecordHead, source: TensorSource
-    ) -> Staged | Measured:
-        """Put figures into an admitted record, or give its room back."""
-        record = None
-        try:
-            record = measure.take(head, source)
+        head = self._heads.of(kind, iteration=course.iteration, switched_on=course.switched)
+        record = self._stage.keep(head, source)
+        if record is not None:
             return record
-        finally:
-            if record is None:
-                self._stage.release(head)
+        row = self._row(kind, source, degraded=True)
+        return self.lost(kind.op_name, BUFFER_FULL) if row is None else row
 
-    def _unreadable(self, dtype: str) -> str:
-        if dtype not in ELEMENT_TYPES:
-            return UNSUPPORTED_DTYPE
-        return NO_STATISTICS if self._measure is not None and not countable(dtype) else ""
+    def _row(self, kind: TensorKind, source: TensorSource, *, degraded: bool = False) -> Row | None:
+        """Return the tensor's figures; None when the plan wants none, or it has none."""
+        if self._measure is None or not countable(kind.dtype):
+            return None
+        course = self._course
+        return Row(
+            kind,
+            self._heads.stamp(),
+            self._measure.take(source),
+            course.iteration,
+            course.switched,
+            degraded,
+        )
 
     def _sampled(self, source: TensorSource) -> TensorSource:
         count = self._sample_elements
-        return source.head(count) if 0 < count < math.prod(source.shape) else source
+        return source.head(count) if count < math.prod(source.shape) else source

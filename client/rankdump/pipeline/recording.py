@@ -83,7 +83,7 @@ class Recording:
         if observation.constant and not self._first(observation.graph, name):
             return
         if name != observation.op_name:
-            observation = replace(observation, op_name=name)
+            observation = observation._replace(op_name=name)
         self._trigger.take(observation)
 
     def lose(self, op_name: str, side: Side, reason: str) -> None:

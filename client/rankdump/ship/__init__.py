@@ -12,20 +12,22 @@ from collections.abc import Callable, Iterator
 
 import grpc
 
-from rankdump.contract.errors import PermanentError, RankdumpError
-from rankdump.contract.exchange import Declaration, RecordHead, SessionRequest
+from rankdump.contract.errors import PermanentError, ProtocolError, RankdumpError
+from rankdump.contract.exchange import Declaration, RecordHead, SessionGrant, SessionRequest
 from rankdump.ship import link as times
 from rankdump.ship.depot import Depot
+from rankdump.ship.items import Held
 from rankdump.ship.link import Link
 from rankdump.ship.loading import TooLargeError
 from rankdump.ship.outgoing import Outgoing
+from rankdump.ship.redirect import redirected
 from rankdump.ship.way import Way
 from rankdump.values import Placing, Staged, TensorSource
 from rankdump.wire.convert import session_grant_from_wire, session_request_to_wire
 from rankdump.wire.errors import error_of
 from rankdump.wire.v1 import agent_pb2, agent_pb2_grpc
 
-__all__ = ["Link", "Ship"]
+__all__ = ["Held", "Link", "Ship"]
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +40,7 @@ class Ship:
         request: SessionRequest,
         address: str,
         *,
-        on_taken: Callable[[Staged], None],
+        on_taken: Callable[[Held], None],
         on_torn: Callable[[RecordHead], None],
         on_idle: Callable[[], None],
         on_link: Callable[[Link, str], None],
@@ -47,7 +49,7 @@ class Ship:
         """`on_torn` hears of a failed copy, `on_stream` why a wanted slab is not used."""
         self._request, self._address, self._on_link = request, address, on_link
         self._depot = Depot(on_taken=on_taken, on_torn=on_torn)
-        self._way = Way(self._depot, wanted=request.wants_slab, on_stream=on_stream)
+        self._way = Way(self._depot, address, wanted=request.wants_slab, on_stream=on_stream)
         self._outgoing = Outgoing(self._depot, on_taken=on_taken, on_idle=on_idle)
         self._abandoned = False
         self._call: grpc.Call | None = None
@@ -75,7 +77,7 @@ class Ship:
     def busy(self) -> bool:
         """Whether a tensor waits for the agent to take it."""
         with self._depot.changed:
-            return self._depot.items.records > 0
+            return self._depot.items.tensors > 0
 
     @property
     def lost_declarations(self) -> int:
@@ -129,13 +131,17 @@ class Ship:
         """Let go of the slab; return the tensors that nobody will write."""
         depot = self._depot
         with depot.changed:
-            left, ring, in_slab = depot.items.records, depot.ring, 0
+            ring, depot.ring = depot.ring, None
+        if ring is not None:
+            depot.settle(ring, 2.0)
+        with depot.changed:
+            left, in_slab = depot.items.tensors, 0
             if ring is not None:
-                depot.ring = None
-                depot.changed.wait_for(lambda: not ring.copying, 2.0)
                 if self.link in (Link.UP, Link.AWAY):
-                    in_slab = left - depot.items.held_records
-                ring.close()
+                    in_slab = left - depot.items.held_tensors
+                # What an accelerator still writes into stays mapped to the end of the process.
+                if not ring.copying:
+                    ring.close()
         self.left_in_slab = in_slab
         return left - in_slab
 
@@ -143,8 +149,7 @@ class Ship:
         wait_s = times.BACKOFF_S[0]
         while not self._finished():
             try:
-                with grpc.insecure_channel(self._address, options=times.CHANNEL_OPTIONS) as channel:
-                    self._connect(agent_pb2_grpc.AgentServiceStub(channel))
+                self._connect()
                 wait_s = times.BACKOFF_S[0]
             except (grpc.RpcError, RankdumpError) as failure:
                 error = error_of(failure) if isinstance(failure, grpc.RpcError) else failure
@@ -166,10 +171,21 @@ class Ship:
         gone = self._abandoned or self.link in (Link.ABSENT, Link.REFUSED)
         return self.closing and (gone or not self._depot.items.outstanding)
 
-    def _connect(self, stub: agent_pb2_grpc.AgentServiceStub) -> None:
-        """Open or resume the session, then push until the stream ends."""
-        request = session_request_to_wire(self._request)
-        grant = session_grant_from_wire(stub.OpenSession(request, timeout=times.OPEN_TIMEOUT_S))
+    def _connect(self) -> None:
+        """Open or resume the session where the agent wants it, then push until the stream ends."""
+        request, address = session_request_to_wire(self._request), self._address
+        for _ in ("here", "redirected"):
+            with grpc.insecure_channel(address, options=times.CHANNEL_OPTIONS) as channel:
+                stub = agent_pb2_grpc.AgentServiceStub(channel)
+                answer = stub.OpenSession(request, timeout=times.OPEN_TIMEOUT_S)
+                grant = session_grant_from_wire(answer)
+                if not grant.redirect:
+                    self._push(stub, grant)
+                    return
+                address = redirected(address, grant.redirect)
+        raise ProtocolError(f"agent {self._address} sends on to one that sends on to {address}")
+
+    def _push(self, stub: agent_pb2_grpc.AgentServiceStub, grant: SessionGrant) -> None:
         stream = self._outgoing.begin_stream()
         self._depot.acknowledge(grant.acknowledged)
         self._way.choose(grant)

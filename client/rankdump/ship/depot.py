@@ -5,6 +5,7 @@ Knows nothing of gRPC. Copies are made outside the lock.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -12,7 +13,8 @@ from collections.abc import Callable
 from rankdump.contract.exchange import Declaration, RecordHead
 from rankdump.contract.slab import Reservation
 from rankdump.ship.bell import Bell
-from rankdump.ship.items import Items, Numbered
+from rankdump.ship.copies import Copies, Copy
+from rankdump.ship.items import Held, Items, Numbered
 from rankdump.ship.link import Link
 from rankdump.ship.ring import Ring
 from rankdump.values import Placing, Staged, TensorSource
@@ -27,7 +29,7 @@ class Depot:
     """Safe to use from several threads; `submit` never waits, `place` as long as patience lasts."""
 
     def __init__(
-        self, *, on_taken: Callable[[Staged], None], on_torn: Callable[[RecordHead], None]
+        self, *, on_taken: Callable[[Held], None], on_torn: Callable[[RecordHead], None]
     ) -> None:
         self._on_taken, self._on_torn = on_taken, on_torn
         lock = threading.RLock()
@@ -35,10 +37,14 @@ class Depot:
         """Notified when an acknowledgement came or the connection changed."""
         self.bell = Bell(lock)
         self.items = Items()
+        self.copies = Copies(self.publish, on_torn)
+        """Those that accelerators make on their own."""
         self.ring: Ring | None = None
         self.link = Link.CONNECTING
         self.closed = False
         """Whether nothing is taken any more."""
+        self.sender_first = False
+        """Whether what waits found no room: whoever fills the slab now would starve it."""
         self._progress_s = time.monotonic()
         self._released = 0
         self._catching_up = False  # what waited for a slab goes first, and is followed on the heap
@@ -71,9 +77,9 @@ class Depot:
         if ring is None:
             return Placing.ELSEWHERE
         body = record_body(head)
-        if not ring.fits(len(body), head.data_bytes):
+        if not ring.fits(len(body), head.byte_count):
             return Placing.ELSEWHERE
-        while (room := self._reserve(ring, body, head.data_bytes)) is None:
+        while (room := self._reserve(ring, body, head.byte_count)) is None:
             if self.ring is not ring or self._catching_up or self.closed:
                 return Placing.ELSEWHERE
             left_s = patience_s()
@@ -81,26 +87,37 @@ class Depot:
                 return Placing.FULL
             with self.changed:
                 self.changed.wait(min(left_s, ROOM_POLL_S))
-        whole = False
+        self._fill(head, ring, room, source)
+        return Placing.DONE
+
+    def _fill(self, head: RecordHead, ring: Ring, room: Reservation, source: TensorSource) -> None:
+        whole = begun = False
         try:
-            source.copy_into(room.data)
-            whole = True
+            accelerator = ring.accelerator_of(source)
+            if accelerator is None:
+                source.copy_into(room.data)
+                whole = True
+            else:
+                self.copies.add(Copy(head, ring, room, accelerator.copy_into(room.data)))
+                begun = True
         except Exception:  # told by `on_torn`: the number is given, so the record must follow
             self._on_torn(head)
         finally:
-            self.publish(ring, room, whole=whole)
-        return Placing.DONE
+            if not begun:
+                self.publish(ring, room, whole=whole)
 
     def _reserve(self, ring: Ring, body: bytes, data_bytes: int) -> Reservation | None:
         with self.changed:
             if self.ring is not ring or self.closed or self.items.bars_the_way:
+                return None
+            if self.sender_first:
                 return None
             self._catching_up = False
             room = ring.reserve(numbered(self.items.last + 1, body), data_bytes)
             if room is not None:
                 if not self.items.outstanding:
                     self._progress_s = time.monotonic()
-                self.items.number(is_record=True)
+                self.items.number(tensors=1)
                 ring.copying += 1
             return room
 
@@ -149,16 +166,28 @@ class Depot:
         """Leave the slab; what of it is not accounted for goes first on the way that follows."""
         with self.changed:
             ring, self.ring = self.ring, None
+        if ring is not None:
+            # Copies under way are short, and nothing new begins.
+            self.settle(ring)
+        with self.changed:
             carried: list[Numbered] = []
             if ring is not None:
-                # Copies under way are short, and nothing new begins.
-                self.changed.wait_for(lambda: not ring.copying)
                 carried = list(ring.rest(self.items.acknowledged))
                 ring.close()
             self.items.send_again(carried)
+
+    def settle(self, ring: Ring, timeout_s: float = math.inf) -> None:
+        """Wait until nobody fills an entry of a slab that was given up."""
+        deadline_s = time.monotonic() + timeout_s
+        while ring.copying and time.monotonic() < deadline_s:
+            self.copies.finish()
+            with self.changed:
+                if ring.copying:
+                    self.changed.wait(ROOM_POLL_S)
 
     def take_ring(self, ring: Ring) -> None:
         """Send everything through a slab from now on."""
         with self.changed:
             self.ring, self._released = ring, ring.released
+            self.sender_first = False
             self._catching_up = self.items.bars_the_way

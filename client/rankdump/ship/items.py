@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from rankdump.contract.exchange import Declaration
+from rankdump.contract.figure_rows import FigureRows
 from rankdump.values import Staged
 from rankdump.wire.v1 import agent_pb2
 
@@ -25,10 +26,13 @@ class Carried:
     frame: agent_pb2.Frame
     data: memoryview
     whole: bool
-    is_record: bool
+    tensors: int
+    """How many tensors hang on it."""
 
 
 Item: TypeAlias = "Staged | Declaration | Carried"
+Held: TypeAlias = "Staged | FigureRows"
+"""What takes room of the buffer until it has left."""
 
 
 @dataclass(slots=True)
@@ -41,11 +45,16 @@ class Numbered:
     """How much of a record that is cut is in the slab."""
 
     @property
-    def is_record(self) -> bool:
-        """Whether a tensor hangs on it."""
-        return isinstance(self.item, Staged) or (
-            isinstance(self.item, Carried) and self.item.is_record
-        )
+    def tensors(self) -> int:
+        """How many tensors hang on it."""
+        return self.item.tensors if isinstance(self.item, Carried) else tensors_of(self.item)
+
+
+def tensors_of(item: Staged | Declaration) -> int:
+    """Return how many tensors hang on an item."""
+    if isinstance(item, FigureRows):
+        return len(item)
+    return int(isinstance(item, Staged))
 
 
 class Items:
@@ -64,8 +73,9 @@ class Items:
         """The highest number accounted for."""
         self.lost_declarations = 0
         """Declarations that found no room."""
-        self._records: deque[int] = deque()
-        self._waiting_records = 0
+        self._given: deque[tuple[int, int]] = deque()
+        self._given_tensors = self._waiting_tensors = 0
+        self._waiting_records = self._waiting_declarations = 0
 
     @property
     def outstanding(self) -> int:
@@ -73,16 +83,14 @@ class Items:
         return len(self.waiting) + self.last - self.acknowledged
 
     @property
-    def records(self) -> int:
+    def tensors(self) -> int:
         """Tensors that the agent has not accounted for."""
-        return self._waiting_records + len(self._records)
+        return self._waiting_tensors + self._given_tensors
 
     @property
-    def held_records(self) -> int:
+    def held_tensors(self) -> int:
         """Tensors among those that are in this process's own memory."""
-        return self._waiting_records + sum(
-            each.is_record for each in (*self.numbered, *self.window)
-        )
+        return self._waiting_tensors + sum(each.tensors for each in (*self.numbered, *self.window))
 
     @property
     def unsent(self) -> bool:
@@ -96,38 +104,43 @@ class Items:
 
     def add(self, item: Staged | Declaration) -> None:
         """Put an item at the end; one declaration too many is counted and left out."""
-        if isinstance(item, Staged):
-            self._waiting_records += 1
-        elif len(self.waiting) - self._waiting_records >= MAX_WAITING_DECLARATIONS:
+        tensors = tensors_of(item)
+        if not tensors and self._waiting_declarations >= MAX_WAITING_DECLARATIONS:
             self.lost_declarations += 1
             return
+        self._waiting_tensors += tensors
+        self._waiting_declarations += not tensors
+        self._waiting_records += isinstance(item, Staged)
         self.waiting.append(item)
 
     def pop(self) -> Numbered:
         """Take the first waiting item and number it."""
         item = self.waiting.popleft()
-        is_record = isinstance(item, Staged)
-        self._waiting_records -= is_record
-        return Numbered(self.number(is_record=is_record), item)
+        tensors = tensors_of(item)
+        self._waiting_tensors -= tensors
+        self._waiting_declarations -= not tensors
+        self._waiting_records -= isinstance(item, Staged)
+        return Numbered(self.number(tensors), item)
 
-    def number(self, *, is_record: bool) -> int:
-        """Return the next number."""
+    def number(self, tensors: int) -> int:
+        """Return the next number, for an item on which so many tensors hang."""
         self.last += 1
-        if is_record:
-            self._records.append(self.last)
+        if tensors:
+            self._given.append((self.last, tensors))
+            self._given_tensors += tensors
         return self.last
 
-    def acknowledge(self, sequence: int) -> list[Staged]:
+    def acknowledge(self, sequence: int) -> list[Held]:
         """Let go of everything up to a number; return what room was held for."""
         # What was never sent cannot be accounted for, whoever says so.
         self.acknowledged = max(self.acknowledged, min(sequence, self.last))
-        while self._records and self._records[0] <= self.acknowledged:
-            self._records.popleft()
-        taken: list[Staged] = []
+        while self._given and self._given[0][0] <= self.acknowledged:
+            self._given_tensors -= self._given.popleft()[1]
+        taken: list[Held] = []
         for queue in (self.window, self.numbered):
             while queue and queue[0].sequence <= self.acknowledged:
                 item = queue.popleft().item
-                if isinstance(item, Staged):
+                if isinstance(item, (Staged, FigureRows)):
                     taken.append(item)
         return taken
 

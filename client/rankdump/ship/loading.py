@@ -6,9 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from rankdump.contract.errors import RankdumpError
+from rankdump.contract.figure_rows import FigureRows
 from rankdump.contract.slab import Reservation
 from rankdump.ship.depot import Depot
-from rankdump.ship.items import Carried, Item, Numbered
+from rankdump.ship.items import Carried, Held, Item, Numbered
 from rankdump.ship.ring import Ring
 from rankdump.values import Staged
 from rankdump.wire.frames import chunk_body, declaration_frame, numbered, record_body
@@ -31,8 +32,8 @@ class Load:
     """Whether it is a piece of a larger record."""
     last: bool = True
     """Whether nothing of the item follows."""
-    done: Staged | None = None
-    """The record whose memory is free with this entry."""
+    done: Held | None = None
+    """What is free with this entry."""
 
 
 class TooLargeError(RankdumpError):
@@ -42,7 +43,7 @@ class TooLargeError(RankdumpError):
 class Loader:
     """The sender's hand; safe while the thread of an earlier stream has not ended yet."""
 
-    def __init__(self, depot: Depot, on_taken: Callable[[Staged], None]) -> None:
+    def __init__(self, depot: Depot, on_taken: Callable[[Held], None]) -> None:
         self._depot = depot
         self._on_taken = on_taken
         self._ready: tuple[Item, int, Load] | None = None
@@ -91,6 +92,7 @@ class Loader:
                 return None
             sequence = first.sequence or items.last + 1
             room = ring.reserve(numbered(sequence, load.body), len(load.data))
+            depot.sender_first = room is None
             if room is None:
                 return None
             ring.copying += 1
@@ -113,7 +115,7 @@ def load_of(each: Numbered, ring: Ring) -> Load:
     """Return the next entry of an item, given what of it is in the slab."""
     item = each.item
     if isinstance(item, Staged):
-        data = item.data[: item.head.data_bytes]
+        data = item.data[: item.head.byte_count]
         body = record_body(item.head)
         if ring.fits(len(body), len(data)):
             return Load(body, data, done=item)
@@ -128,7 +130,8 @@ def load_of(each: Numbered, ring: Ring) -> Load:
         if ring.fits(len(body), len(item.data)):
             return Load(body, item.data)
         return _piece(each, body, item.data, ring)
-    return Load(declaration_frame(0, item).SerializeToString(), _EMPTY)
+    done = item if isinstance(item, FigureRows) else None
+    return Load(declaration_frame(0, item).SerializeToString(), _EMPTY, done=done)
 
 
 def _piece(each: Numbered, body: bytes, data: memoryview, ring: Ring) -> Load:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from rankdump.ship.bell import BATCH_ENTRIES
 from rankdump.ship.depot import ROOM_POLL_S, Depot
-from rankdump.ship.items import Carried, Numbered
+from rankdump.ship.items import Carried, Held, Numbered
 from rankdump.ship.loading import Loader
 from rankdump.ship.ring import Ring
 from rankdump.values import Staged
@@ -21,7 +21,7 @@ class Outgoing:
     """The requests of the present stream; one that was replaced ends itself."""
 
     def __init__(
-        self, depot: Depot, *, on_taken: Callable[[Staged], None], on_idle: Callable[[], None]
+        self, depot: Depot, *, on_taken: Callable[[Held], None], on_idle: Callable[[], None]
     ) -> None:
         self._depot = depot
         self._loader = Loader(depot, on_taken)
@@ -78,6 +78,7 @@ class Outgoing:
         depot = self._depot
         while True:
             self._load(stream, ring)
+            depot.copies.finish()
             with depot.changed:
                 if self._stream != stream or depot.ring is not ring:
                     return None
@@ -85,11 +86,11 @@ class Outgoing:
                     if not self.closing:
                         depot.bell.gather()
                     return ring.written
-                unsent = depot.items.unsent
-                if self.closing and not unsent:
+                busy = depot.items.unsent or depot.copies.any
+                if self.closing and not busy:
                     return None
-                woken = depot.bell.wait(ROOM_POLL_S if unsent else IDLE_S)
-            if not (woken or unsent):
+                woken = depot.bell.wait(ROOM_POLL_S if busy else IDLE_S)
+            if not (woken or busy):
                 self._on_idle()
 
     def _load(self, stream: int, ring: Ring) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 
 from rankdump.contract.exchange import SlabPlace
 from rankdump.contract.slab import Reservation, SlabReader, SlabWriter
 from rankdump.ship.items import Carried, Numbered
 from rankdump.ship.mapping import Mapping
+from rankdump.values import Accelerator, TensorSource
 from rankdump.wire.v1 import agent_pb2
 
 PIECE_BYTES = 1 << 20
@@ -27,6 +29,9 @@ class Ring:
             self._mapping.close()
             raise
         self._cut_from: dict[int, int] = {}
+        self._unpin: Callable[[], None] | None = None
+        self._may_pin = True
+        self._pinning = threading.Lock()
         self.copying = 0
         """Entries that are being filled; the owner counts them under its lock."""
 
@@ -62,6 +67,20 @@ class Ring:
         """Take room for a numbered frame; None when there is none now."""
         return self._writer.reserve(frame, data_bytes)
 
+    def accelerator_of(self, source: TensorSource) -> Accelerator | None:
+        """Return what copies the tensor into this slab on its own.
+
+        The slab is pinned for the first one that asks; one refusal counts for all.
+        """
+        accelerator = source.accelerator() if self._may_pin else None
+        if accelerator is None:
+            return None
+        with self._pinning:
+            if self._may_pin and self._unpin is None:
+                self._unpin = accelerator.pin(self._mapping.memory)
+                self._may_pin = self._unpin is not None
+        return accelerator if self._may_pin else None
+
     def publish(self, room: Reservation, *, whole: bool) -> None:
         """Publish an entry, with its data or without."""
         if whole:
@@ -88,11 +107,18 @@ class Ring:
         for entry in SlabReader(self._mapping.memory).entries():
             frame = agent_pb2.Frame.FromString(bytes(entry.frame))
             if frame.sequence > acknowledged and frame.sequence not in self._cut_from:
-                body = frame.WhichOneof("body")
-                yield Numbered(
-                    frame.sequence, Carried(frame, entry.data, entry.whole, body == "record")
-                )
+                carried = Carried(frame, entry.data, entry.whole, _tensors(frame))
+                yield Numbered(frame.sequence, carried)
 
     def close(self) -> None:
         """Let the agent know that nothing more comes."""
+        if self._unpin is not None:
+            self._unpin()
+            self._unpin = None
         self._mapping.close()
+
+
+def _tensors(frame: agent_pb2.Frame) -> int:
+    return (
+        len(frame.figure_rows.kinds) if frame.HasField("figure_rows") else frame.HasField("record")
+    )

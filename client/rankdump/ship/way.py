@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 from rankdump.contract.errors import RankdumpError
 from rankdump.contract.exchange import SessionGrant, SlabPlace
@@ -13,8 +15,10 @@ from rankdump.ship.ring import Ring
 class Way:
     """Opens and gives up slabs; for the thread that connects."""
 
-    def __init__(self, depot: Depot, *, wanted: bool, on_stream: Callable[[str], None]) -> None:
-        self._depot = depot
+    def __init__(
+        self, depot: Depot, address: str, *, wanted: bool, on_stream: Callable[[str], None]
+    ) -> None:
+        self._depot, self._address = depot, address
         self._wanted = wanted
         self._on_stream = on_stream
         self._given_up: set[tuple[int, int]] = set()
@@ -22,7 +26,7 @@ class Way:
 
     def choose(self, grant: SessionGrant) -> None:
         """Go on with the slab in use, or move what is not accounted for to where it goes now."""
-        ring, place = self._depot.ring, grant.slab
+        ring, place = self._depot.ring, grant.slab and seen_from_here(grant.slab, self._address)
         if ring is not None and place is not None and not self._avoid and ring.is_at(place):
             if not ring.broken_for(grant.acknowledged):
                 return
@@ -55,3 +59,20 @@ class Way:
             return f"{place.path} was given up before"
         self._depot.take_ring(ring)
         return ""
+
+
+def seen_from_here(place: SlabPlace, address: str) -> SlabPlace:
+    """Return where this process finds a slab, given where it found the agent's socket.
+
+    A container may see the agent's runtime folder, with socket and slabs, at another path.
+    """
+    granted = Path(place.path)
+    if granted.exists() or not address.startswith("unix:"):
+        return place
+    socket = Path(address.removeprefix("unix:").removeprefix("//"))
+    # The slabs of one worker of several stand a folder deeper.
+    for depth in (2, 3):
+        beside = socket.parent.joinpath(*granted.parts[-depth:])
+        if beside.exists():
+            return replace(place, path=str(beside))
+    return place

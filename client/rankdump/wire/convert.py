@@ -15,15 +15,14 @@ from rankdump.contract.exchange import (
     SessionRequest,
     SlabPlace,
 )
-from rankdump.contract.key import Side, TensorKey
+from rankdump.contract.figure_rows import MAX_ROWS, FigureRows, TensorKind
+from rankdump.contract.key import TensorKey
 from rankdump.wire.fields import common, utf8
 from rankdump.wire.graphs import arguments_from_wire, graph_part_from_wire
+from rankdump.wire.kinds import LIMIT, kind_from_wire, kind_to_wire
 from rankdump.wire.v1 import agent_pb2, events_pb2
 
-_SIDES = {Side.INPUT: agent_pb2.SIDE_INPUT, Side.OUTPUT: agent_pb2.SIDE_OUTPUT}
-_SIDES_BACK = {number: side for side, number in _SIDES.items()}
 _KINDS = frozenset(map(int, EventKind))
-MAX_DIMENSIONS = 64
 MAX_WORLD_SIZE = 1 << 24
 
 
@@ -49,6 +48,7 @@ def session_grant_to_wire(grant: SessionGrant) -> agent_pb2.OpenSessionResponse:
         max_record_bytes=grant.max_record_bytes,
         excluded=grant.excluded,
         slab=None if grant.slab is None else agent_pb2.Slab(**common(grant.slab, SlabPlace)),
+        redirect=grant.redirect,
     )
 
 
@@ -60,62 +60,91 @@ def session_grant_from_wire(message: agent_pb2.OpenSessionResponse) -> SessionGr
         max_record_bytes=message.max_record_bytes,
         excluded=message.excluded,
         slab=SlabPlace(**common(message.slab, SlabPlace)) if message.HasField("slab") else None,
+        redirect=message.redirect,
     )
 
 
 def record_to_wire(head: RecordHead, data: bytes) -> agent_pb2.Record:
     """Return the message of a record with its first bytes."""
     key = head.key
+    kind = TensorKind(
+        key.graph,
+        key.op_type,
+        key.op_name,
+        key.side,
+        key.slot,
+        head.dtype,
+        head.shape,
+        head.byte_count,
+        head.argument,
+        key.constant,
+    )
     return agent_pb2.Record(
-        graph=key.graph,
+        kind=kind_to_wire(kind),
         iteration=key.iteration,
-        op_type=utf8(key.op_type),
-        op_name=utf8(key.op_name),
-        side=_SIDES[key.side],
-        slot=key.slot,
         timestamp_us=key.timestamp_us,
         task=key.task,
         stream=key.stream,
-        dtype=head.dtype,
-        shape=head.shape,
-        byte_count=head.byte_count,
-        argument=utf8(head.argument),
-        data=data,
-        figures=None if head.figures is None else agent_pb2.Figures(texts=head.figures),
         switched_on=head.switched_on,
-        degraded=head.degraded,
-        constant=key.constant,
+        data=data,
     )
 
 
 def record_from_wire(message: agent_pb2.Record, *, rank: int, net_name: str) -> RecordHead:
-    """Read a record's head; whether its shape fits its bytes is the receiver's question."""
-    side = _SIDES_BACK.get(message.side)
-    if side is None:
-        raise ProtocolError(f"record with side {message.side}")
-    if len(message.shape) > MAX_DIMENSIONS:
-        raise ProtocolError(f"record with {len(message.shape)} dimensions")
+    """Read a record's head; ProtocolError when it contradicts itself."""
+    kind = kind_from_wire(message.kind)
+    iteration, timestamp_us = message.iteration, message.timestamp_us
+    if iteration >= LIMIT or timestamp_us >= LIMIT:
+        raise ProtocolError(f"record with a number over {LIMIT - 1}")
     key = TensorKey(
         rank=rank,
         net_name=net_name,
-        graph=message.graph,
-        iteration=message.iteration,
-        timestamp_us=message.timestamp_us,
-        op_type=message.op_type,
-        op_name=message.op_name,
-        side=side,
-        slot=message.slot,
+        graph=kind.graph,
+        iteration=iteration,
+        timestamp_us=timestamp_us,
+        op_type=kind.op_type,
+        op_name=kind.op_name,
+        side=kind.side,
+        slot=kind.slot,
         task=message.task,
         stream=message.stream,
-        constant=message.constant,
+        constant=kind.constant,
     )
     return RecordHead(
         key=key,
-        dtype=message.dtype,
-        shape=tuple(message.shape),
-        byte_count=message.byte_count,
-        argument=message.argument,
-        figures=tuple(message.figures.texts) if message.HasField("figures") else None,
+        dtype=kind.dtype,
+        shape=kind.shape,
+        byte_count=kind.byte_count,
+        argument=kind.argument,
+        switched_on=message.switched_on,
+    )
+
+
+def figure_rows_to_wire(rows: FigureRows) -> agent_pb2.FigureRows:
+    """Return the message of rows of figures."""
+    return agent_pb2.FigureRows(
+        iteration=rows.iteration,
+        kinds=map(kind_to_wire, rows.kinds),
+        timestamps_us=rows.timestamps_us,
+        figures=rows.figures,
+        switched_on=rows.switched_on,
+        degraded=rows.degraded,
+    )
+
+
+def figure_rows_from_wire(message: agent_pb2.FigureRows) -> FigureRows:
+    """Read rows of figures; ProtocolError when the columns differ in length or are too long."""
+    lengths = {len(message.kinds), len(message.timestamps_us), len(message.figures)}
+    if len(lengths) > 1 or max(lengths) > MAX_ROWS:
+        raise ProtocolError(f"figure columns of {sorted(lengths)} rows, at most {MAX_ROWS}")
+    timestamps_us = tuple(message.timestamps_us)
+    if max(message.iteration, *timestamps_us, 0) >= LIMIT:
+        raise ProtocolError(f"figures with a number over {LIMIT - 1}")
+    return FigureRows(
+        iteration=message.iteration,
+        kinds=tuple(map(kind_from_wire, message.kinds)),
+        timestamps_us=timestamps_us,
+        figures=tuple(message.figures),
         switched_on=message.switched_on,
         degraded=message.degraded,
     )
@@ -156,6 +185,8 @@ def declaration_from_wire(frame: agent_pb2.Frame) -> Declaration:
     body = frame.WhichOneof("body")
     if body == "events":
         return events_from_wire(frame.events)
+    if body == "figure_rows":
+        return figure_rows_from_wire(frame.figure_rows)
     if body == "iteration_end":
         end = frame.iteration_end
         return IterationEnd(end.iteration, end.expected, dict(end.dropped), end.stall_us)

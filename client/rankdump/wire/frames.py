@@ -9,8 +9,9 @@ from collections.abc import Iterable, Iterator
 
 from rankdump.contract.events import EventColumns
 from rankdump.contract.exchange import Declaration, IterationEnd, KernelArguments, RecordHead
+from rankdump.contract.figure_rows import FigureRows
 from rankdump.contract.graph import GraphPart
-from rankdump.wire.convert import events_to_wire, record_to_wire
+from rankdump.wire.convert import events_to_wire, figure_rows_to_wire, record_to_wire
 from rankdump.wire.graphs import arguments_to_wire, graph_part_to_wire
 from rankdump.wire.v1 import agent_pb2
 
@@ -21,7 +22,7 @@ CHUNK_BYTES = 1 << 20
 def record_frames(sequence: int, head: RecordHead, data: memoryview) -> Iterator[agent_pb2.Frame]:
     """Yield a record: its head with the first bytes, then the chunks it did not hold."""
     frame = agent_pb2.Frame(sequence=sequence, record=record_to_wire(head, b""))
-    return filled_frames(frame, data[: head.data_bytes])
+    return filled_frames(frame, data[: head.byte_count])
 
 
 def filled_frames(frame: agent_pb2.Frame, data: memoryview) -> Iterator[agent_pb2.Frame]:
@@ -54,6 +55,9 @@ def declaration_frame(sequence: int, declaration: Declaration) -> agent_pb2.Fram
     """Return the frame of anything but a record."""
     if isinstance(declaration, EventColumns):
         return agent_pb2.Frame(sequence=sequence, events=events_to_wire(declaration))
+    if isinstance(declaration, FigureRows):
+        rows = figure_rows_to_wire(declaration)
+        return agent_pb2.Frame(sequence=sequence, figure_rows=rows)
     if isinstance(declaration, GraphPart):
         part = graph_part_to_wire(declaration)
         return agent_pb2.Frame(sequence=sequence, graph_part=part)

@@ -1,52 +1,99 @@
-"""Whether a record is taken, from its head alone. Pure: no clock, no disk, no network."""
+"""Whether a tensor is taken, from its head alone. Pure: no clock, no disk, no network."""
 
 from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 
 from rankdump.contract import selection, statistics
 from rankdump.contract.dtypes import ELEMENT_TYPES
 from rankdump.contract.exchange import RecordHead
+from rankdump.contract.figure_rows import FigureRows
+from rankdump.contract.key import Side
 from rankdump.contract.plan import DumpPlan
 from rankdump.contract.selection import YES, Verdict
 from rankdump.contract.status import Load
 from rankdumpd.agent.values import Policy
 
-
-def verdict(head: RecordHead, plan: DumpPlan, device: int, load: Load, policy: Policy) -> Verdict:
-    """Decide on one record; the reason is a word that is counted."""
-    reason = (
-        _plan_reason(head, plan, device)
-        or _kind_reason(head, plan)
-        or _room_reason(head, load, policy)
-    )
-    return Verdict(False, reason) if reason else YES
+_MOST_REMEMBERED = 1 << 14
+_INPUT = Side.INPUT
 
 
-def _plan_reason(head: RecordHead, plan: DumpPlan, device: int) -> str:
-    key = head.key
-    if not selection.device_verdict(plan, device).accepted:
-        return "device_excluded"
-    if not head.switched_on and not selection.iteration_verdict(plan, key.iteration).accepted:
-        return "iteration_excluded"
-    if not selection.side_verdict(plan, key.side).accepted:
-        return "side_excluded"
-    if not selection.operator_verdict(plan.selection.operators, key.op_name).accepted:
-        return "operator_excluded"
-    return ""
+class Admission:
+    """What one rank's plan says of its tensors; each reason is a word that is counted.
 
+    It remembers what it said of an operator, a side and an element type: the same ones come with
+    every step. For one thread at a time.
+    """
 
-def _kind_reason(head: RecordHead, plan: DumpPlan) -> str:
-    if head.dtype not in ELEMENT_TYPES:
-        return "unsupported_dtype"
-    countable = head.figures is not None and statistics.countable(head.dtype)
-    if (plan.content.saved == "statistic" or head.degraded) and not countable:
-        return "no_statistics"
-    return ""
+    def __init__(self, plan: DumpPlan, device: int, policy: Policy) -> None:
+        self._plan, self._policy = plan, policy
+        self._device_taken = selection.device_verdict(plan, device).accepted
+        self._iteration: tuple[int, bool, str] = (-1, False, "")
+        self._remembered: dict[tuple[str, bool, str, bool], str] = {}
 
+    def of_record(self, head: RecordHead, load: Load) -> Verdict:
+        """Decide on a record that brings its elements."""
+        key = head.key
+        reason = (
+            self._iteration_reason(key.iteration, head.switched_on)
+            or self._kind_reason(key.op_name, key.side, head.dtype, False)
+            or self._room_reason(head.byte_count, load)
+        )
+        return Verdict(False, reason) if reason else YES
 
-def _room_reason(head: RecordHead, load: Load, policy: Policy) -> str:
-    if head.data_bytes > policy.max_record_bytes:
-        return "record_too_large"
-    # What is queued will be on the disk before this record is.
-    if load.disk_free_bytes - load.queued_bytes - head.data_bytes < policy.keep_free_bytes:
-        return "disk_low"
-    return ""
+    def of_rows(self, rows: FigureRows, load: Load) -> Mapping[str, Sequence[int]]:
+        """Return the places of the rows of figures that are not taken, by reason."""
+        common = self._iteration_reason(rows.iteration, rows.switched_on)
+        if common:
+            return {common: range(len(rows))} if rows.kinds else {}
+        low = self._room_reason(0, load)
+        refused: defaultdict[str, list[int]] = defaultdict(list)
+        for place, kind in enumerate(rows.kinds):
+            reason = self._kind_reason(kind.op_name, kind.side, kind.dtype, True) or low
+            if reason:
+                refused[reason].append(place)
+        return refused
+
+    def _iteration_reason(self, iteration: int, switched_on: bool) -> str:
+        if (iteration, switched_on) != self._iteration[:2]:
+            self._iteration = (iteration, switched_on, self._find_reason(iteration, switched_on))
+        return self._iteration[2]
+
+    def _find_reason(self, iteration: int, switched_on: bool) -> str:
+        if not self._device_taken:
+            return "device_excluded"
+        if not switched_on and not selection.iteration_verdict(self._plan, iteration).accepted:
+            return "iteration_excluded"
+        return ""
+
+    def _kind_reason(self, op_name: str, side: Side, dtype: str, figures: bool) -> str:
+        asked = (op_name, side is _INPUT, dtype, figures)
+        reason = self._remembered.get(asked)
+        if reason is None:
+            if len(self._remembered) >= _MOST_REMEMBERED:
+                self._remembered.clear()
+            reason = self._selection_reason(op_name, side) or self._type_reason(dtype, figures)
+            self._remembered[asked] = reason
+        return reason
+
+    def _selection_reason(self, op_name: str, side: Side) -> str:
+        if not selection.side_verdict(self._plan, side).accepted:
+            return "side_excluded"
+        if not selection.operator_verdict(self._plan.selection.operators, op_name).accepted:
+            return "operator_excluded"
+        return ""
+
+    def _type_reason(self, dtype: str, figures: bool) -> str:
+        if dtype not in ELEMENT_TYPES:
+            return "unsupported_dtype"
+        due = figures or self._plan.content.saved == "statistic"
+        return "no_statistics" if due and not (figures and statistics.countable(dtype)) else ""
+
+    def _room_reason(self, byte_count: int, load: Load) -> str:
+        if byte_count > self._policy.max_record_bytes:
+            return "record_too_large"
+        # What is queued will be on the disk before this record is.
+        if load.disk_free_bytes - load.queued_bytes - byte_count < self._policy.keep_free_bytes:
+            return "disk_low"
+        return ""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rankdump.contract.exchange import IterationEnd, SessionRequest
 from rankdump.contract.status import IterationStatus, SessionState, SessionStatus
-from rankdumpd.agent.values import Fate
+from rankdumpd.agent.values import CountRow, EndRow, Fate, Judged, Outcome
 
 
 @dataclass(slots=True)
@@ -33,6 +33,12 @@ class Tally:
         self.bytes_in += bytes_in
         self.bytes_stored += bytes_stored
 
+    def count_rows(self, judged: Judged) -> None:
+        """Add rows of figures: they bring no bytes, and no file stores them."""
+        self.kept[judged.fate] += judged.kept
+        for reason, places in judged.refused.items():
+            self.dropped[reason] += len(places)
+
     def end(self, end: IterationEnd) -> None:
         """Add what the rank itself declares at the end of the iteration."""
         self.expected += end.expected
@@ -55,6 +61,48 @@ class Tally:
             bytes_in=self.bytes_in,
             bytes_stored=self.bytes_stored,
         )
+
+
+class Tallies:
+    """The running counts of every iteration of a session."""
+
+    def __init__(self) -> None:
+        self._tallies: defaultdict[int, Tally] = defaultdict(Tally)
+
+    def restore(self, counts: Iterable[CountRow], ends: Iterable[EndRow]) -> None:
+        """Take up what the ledger remembers."""
+        for row in counts:
+            self._tallies[row.iteration].count(
+                row.fate,
+                row.reason,
+                records=row.records,
+                bytes_in=row.bytes_in,
+                bytes_stored=row.bytes_stored,
+            )
+        for end in ends:
+            self._tallies[end.iteration].end(IterationEnd(end.iteration, end.expected, end.dropped))
+
+    def add(self, outcomes: Iterable[Outcome], judged: Iterable[Judged]) -> None:
+        """Add records and rows of figures that stand in the ledger now."""
+        for outcome in outcomes:
+            self._tallies[outcome.head.key.iteration].count(
+                outcome.fate,
+                outcome.reason,
+                bytes_in=outcome.head.byte_count,
+                bytes_stored=outcome.bytes_stored,
+            )
+        for frame in judged:
+            self._tallies[frame.rows.iteration].count_rows(frame)
+
+    def end(self, request: SessionRequest, end: IterationEnd) -> IterationStatus:
+        """Complete an iteration; return its balance."""
+        tally = self._tallies[end.iteration]
+        tally.end(end)
+        return tally.status(request, end.iteration)
+
+    def statuses(self, request: SessionRequest) -> list[IterationStatus]:
+        """Return the balance of every iteration that sent anything, in order."""
+        return [tally.status(request, number) for number, tally in sorted(self._tallies.items())]
 
 
 def findings(session: SessionStatus, iterations: Sequence[IterationStatus]) -> list[str]:

@@ -32,7 +32,7 @@ class Budget:
         """Frames under way."""
         return self._items
 
-    def take(self, cost_bytes: int) -> None:
+    def take(self, cost_bytes: int, *, items: int = 1) -> None:
         """Wait until there is room, then occupy it; UnavailableError once closed."""
         place = object()
         with self._changed:
@@ -42,7 +42,7 @@ class Budget:
                 if self._closed:
                     raise UnavailableError("the agent is stopping")
                 self._used_bytes += cost_bytes
-                self._items += 1
+                self._items += items
             finally:
                 self._waiting.remove(place)
                 self._changed.notify_all()

@@ -7,6 +7,7 @@ import queue
 import sqlite3
 import threading
 from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -15,14 +16,14 @@ from rankdumpd.agent.effects import Effects
 from rankdumpd.agent.ledger import Ledger
 from rankdumpd.agent.registry import Registry
 from rankdumpd.agent.sessions import Session
-from rankdumpd.agent.values import Declared, Outcome
+from rankdumpd.agent.values import Declared, Judged, Outcome
 
 MAX_BATCH = 4096
 RETRY_S = 1.0
 FRAME_COST_BYTES = 1024
 """What a frame occupies besides its tensor."""
 
-Done: TypeAlias = "Outcome | Declared"
+Done: TypeAlias = "Outcome | Judged | Declared"
 
 _log = logging.getLogger(__name__)
 
@@ -37,7 +38,16 @@ class _Share:
     """One session's part of a batch."""
 
     outcomes: list[Outcome] = field(default_factory=list[Outcome])
+    judged: list[Judged] = field(default_factory=list[Judged])
     declared: list[Declared] = field(default_factory=list[Declared])
+
+
+@dataclass(slots=True)
+class _Batch:
+    """What is committed at once, and what it occupies."""
+
+    frames: list[Done] = field(default_factory=list["Done"])
+    cost: int = 0
 
 
 class Committer:
@@ -48,7 +58,7 @@ class Committer:
     ) -> None:
         self._ledger, self._registry, self._effects = ledger, registry, effects
         self._budget = budget
-        self._done: queue.SimpleQueue[tuple[Done, int] | None] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[tuple[Sequence[Done], int] | None] = queue.SimpleQueue()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -57,9 +67,9 @@ class Committer:
         self._thread = threading.Thread(target=self._run, name="rankdumpd-committer")
         self._thread.start()
 
-    def submit(self, item: Done, cost: int) -> None:
-        """Hand over a frame with what it occupies; never waits."""
-        self._done.put((item, cost))
+    def submit(self, frames: Sequence[Done], cost: int) -> None:
+        """Hand over frames with what they occupy together; never waits."""
+        self._done.put((frames, cost))
 
     def stop(self) -> None:
         """Commit what was submitted, give up where the disk refuses, end the thread."""
@@ -73,31 +83,33 @@ class Committer:
         running = True
         while running:
             batch, running = self._batch()
-            if batch:
+            if batch.frames:
                 self._settle(batch)
 
-    def _batch(self) -> tuple[list[tuple[Done, int]], bool]:
-        batch: list[tuple[Done, int]] = []
+    def _batch(self) -> tuple[_Batch, bool]:
+        batch = _Batch()
         item = self._done.get()
         while item is not None:
-            batch.append(item)
-            if len(batch) >= MAX_BATCH or self._done.empty():
+            frames, cost = item
+            batch.frames += frames
+            batch.cost += cost
+            if len(batch.frames) >= MAX_BATCH or self._done.empty():
                 return batch, True
             item = self._done.get()
         return batch, False
 
-    def _settle(self, batch: list[tuple[Done, int]]) -> None:
+    def _settle(self, batch: _Batch) -> None:
         try:
-            shares = self._shares(batch)
+            shares = self._shares(batch.frames)
             if self._commit(shares):
                 for session, share in shares.items():
-                    session.committed(share.outcomes, share.declared)
+                    session.committed(share.outcomes, share.judged, share.declared)
                     self._apply(session)
         except Exception:
             # A fault in one batch must not silence the acknowledgements of all others.
-            _log.exception("a batch of %d frames was not settled", len(batch))
+            _log.exception("a batch of %d frames was not settled", len(batch.frames))
         finally:
-            self._budget.give(sum(cost for _, cost in batch), items=len(batch))
+            self._budget.give(batch.cost, items=len(batch.frames))
 
     def _apply(self, session: Session) -> None:
         try:
@@ -107,21 +119,24 @@ class Committer:
             _log.exception("session %s of rank %d", request.session_id, request.rank)
             session.trouble(f"rank {request.rank}: a declaration had no effect: {error}")
 
-    def _shares(self, batch: list[tuple[Done, int]]) -> dict[Session, _Share]:
-        shares: defaultdict[Session, _Share] = defaultdict(_Share)
-        for item, _ in batch:
-            share = shares[self._registry.get(item.ticket.session_id)]
+    def _shares(self, frames: Iterable[Done]) -> dict[Session, _Share]:
+        shares: defaultdict[str, _Share] = defaultdict(_Share)
+        for item in frames:
+            share = shares[item.ticket.session_id]
             if isinstance(item, Outcome):
                 share.outcomes.append(item)
+            elif isinstance(item, Judged):
+                share.judged.append(item)
             else:
                 share.declared.append(item)
-        return shares
+        return {self._registry.get(session_id): share for session_id, share in shares.items()}
 
     def _commit(self, shares: dict[Session, _Share]) -> bool:
         while True:
             try:
                 self._ledger.commit(
                     [outcome for share in shares.values() for outcome in share.outcomes],
+                    [judged for share in shares.values() for judged in share.judged],
                     [declared for share in shares.values() for declared in share.declared],
                     {s.request.session_id: s.watermark for s in shares},
                     synced=any(session.outlet.synced for session in shares),

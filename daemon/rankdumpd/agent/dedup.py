@@ -43,7 +43,7 @@ class Originals:
 
         `kind` names the tree and how files are stored in it. `link` may answer None: not possible.
         """
-        if not record.digest or record.head.byte_count < LEAST_BYTES:
+        if record.head.byte_count < LEAST_BYTES:
             return write()
         key = f"{record.digest} {record.head.dtype} {record.head.shape} {kind}"
         # An input often follows the output it equals at once. Whoever waits here does so no

@@ -13,13 +13,10 @@ from rankdumpd.agent.values import Encoded, Examined, Parcel
 def examine(parcel: Parcel, items: tuple[str, ...] | None) -> Examined:
     """Return what the elements say: their digest, and the figures that `items` names.
 
-    `items` is None for no figures. A parcel that brings its figures has no digest.
+    `items` is None for no figures.
     """
-    head = parcel.head
-    if head.figures is not None:
-        return Examined(parcel.ticket, head, "", head.figures)
     digest = xxhash.xxh3_128_hexdigest(parcel.data)
-    return Examined(parcel.ticket, head, digest, _figures(parcel, items))
+    return Examined(parcel.ticket, parcel.head, digest, _figures(parcel, items))
 
 
 def encode(parcel: Parcel, record: Examined, codec: Codec) -> Encoded:
@@ -28,8 +25,6 @@ def encode(parcel: Parcel, record: Examined, codec: Codec) -> Encoded:
     `record` is the same parcel, examined. Safe to call from several threads.
     """
     head = parcel.head
-    if head.figures is not None:
-        return Encoded(record, "", ())
     header = npy.header(dtypes.element_type(head.dtype).descr, head.shape)
     packed = pack(codec, (header, dtypes.as_stored(head.dtype, parcel.data)))
     return Encoded(record, packed.suffix, packed.parts)

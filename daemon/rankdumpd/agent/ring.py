@@ -56,13 +56,13 @@ class Ring:
         return self._intake.last_sequence
 
     def read(self, announced: int) -> None:
-        """Take in what was published; raise what is wrong with it."""
+        """Take in what was announced, 0 for all there is; raise what is wrong with it."""
         if announced > self._reader.written:
             raise ProtocolError(
                 f"a bell announces {announced} bytes of a slab written to {self._reader.written}"
             )
         with self._reading:
-            self._take(self._reader.entries(), lost=COPY_FAILED)
+            self._take(self._reader.entries(announced or None), lost=COPY_FAILED)
 
     def read_remains(self) -> None:
         """Take in what a rank that is gone has left; what it was within is a counted drop."""
@@ -87,8 +87,7 @@ class Ring:
             raise self._fault
         try:
             self.slab.check()
-            for entry in entries:
-                self._take_one(entry, "" if entry.whole else lost)
+            self._take_all(entries, lost)
         except UnavailableError:
             # This process is stopping: the next one reads it again.
             raise
@@ -96,13 +95,23 @@ class Ring:
             self._fault = error
             raise
 
+    def _take_all(self, entries: Iterable[Entry], lost: str) -> None:
+        try:
+            for entry in entries:
+                self._take_one(entry, "" if entry.whole else lost)
+        finally:
+            self._intake.hand_on()
+            with self._releasing:
+                self._release()
+
     def _take_one(self, entry: Entry, lost: str) -> None:
         frame = _frame(entry)
         self._intake.take(frame, entry.data, lost=lost)
-        copied = frame.HasField("chunk") or self._intake.within_record
+        copied = self._intake.within_record or frame.HasField("chunk")
         with self._releasing:
             self._releases.add(frame.sequence, entry.end, copied=copied)
-            self._release()
+            if copied:
+                self._release()
 
     def _release(self) -> None:
         position = self._releases.pop()

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import json
+from functools import lru_cache
 from typing import Any
 
 from rankdump.contract.exchange import SessionRequest
 from rankdump.contract.manifest import ManifestRecord
 from rankdump.contract.status import SessionState
-from rankdumpd.agent.values import Declared, Outcome, SessionRow, TableRow
+from rankdumpd.agent.values import (
+    Declared,
+    Judged,
+    KeptFrame,
+    KeptRecord,
+    Outcome,
+    SessionRow,
+    TableRow,
+)
 
-VERSION = 1
+VERSION = 2
 """Of the tables below, as the file's `user_version` says it; the first ones had none."""
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS sessions (
@@ -45,6 +54,17 @@ CREATE TABLE IF NOT EXISTS records (
     PRIMARY KEY (session_id, sequence)
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS records_by_iteration ON records (session_id, iteration);
+CREATE TABLE IF NOT EXISTS figures (
+    session_id TEXT NOT NULL,
+    sequence INTEGER NOT NULL,
+    iteration INTEGER NOT NULL,
+    fate TEXT NOT NULL,              -- of the rows that are kept
+    kept INTEGER NOT NULL,           -- how many these are
+    refused TEXT NOT NULL,           -- JSON: places of the others, by reason
+    body BLOB NOT NULL,              -- the frame as it came
+    PRIMARY KEY (session_id, sequence)
+);
+CREATE INDEX IF NOT EXISTS figures_by_iteration ON figures (session_id, iteration);
 CREATE TABLE IF NOT EXISTS declarations (
     session_id TEXT NOT NULL,
     sequence INTEGER NOT NULL,
@@ -68,14 +88,17 @@ ALTER TABLE records ADD COLUMN timestamp_us INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE records ADD COLUMN row_folder TEXT NOT NULL DEFAULT '';
 ALTER TABLE records ADD COLUMN row TEXT NOT NULL DEFAULT '';
 """,
+    # Rows of figures came with a table of their own, which is made like any that is missing.
+    1: "",
 }
 """What makes the tables of an older version those of the next one."""
 SESSION_COLUMNS = "request, plan, state, watermark, iterations_seen, notes, graphs"
+FRAME_COLUMNS = "sequence, body, refused"
 KEPT_COLUMNS = (
-    "graph, path, timestamp_us, op_type, op_name, argument, dtype, shape, bytes_in, bytes_stored,"
-    " digest"
+    "sequence, graph, path, timestamp_us, op_type, op_name, argument, dtype, shape, bytes_in,"
+    " bytes_stored, digest"
 )
-RECORD_PLACES = ", ".join("?" * 18)
+RECORD_PLACES = f"({', '.join('?' * 18)})"
 
 
 def session_row(row: tuple[Any, ...]) -> SessionRow:
@@ -107,8 +130,8 @@ def record_row(outcome: Outcome) -> tuple[str | int, ...]:
         key.op_name,
         head.argument,
         head.dtype,
-        json.dumps(head.shape),
-        head.data_bytes,
+        _shape_text(head.shape),
+        head.byte_count,
         outcome.bytes_stored,
         outcome.digest,
         key.timestamp_us,
@@ -117,21 +140,43 @@ def record_row(outcome: Outcome) -> tuple[str | int, ...]:
     )
 
 
-def kept_row(row: tuple[Any, ...]) -> tuple[int, ManifestRecord]:
-    """Return graph and record from the columns of KEPT_COLUMNS."""
-    graph, path, timestamp_us, op_type, op_name, argument, dtype, shape, *rest = row
+def kept_record(row: tuple[Any, ...]) -> KeptRecord:
+    """Return a record from the columns of KEPT_COLUMNS."""
+    sequence, graph, path, timestamp_us, op_type, op_name, argument, dtype, shape, *rest = row
     bytes_in, bytes_stored, digest = rest
-    return graph, ManifestRecord(
+    record = ManifestRecord(
         path=path,
         timestamp_us=timestamp_us,
         op_type=op_type,
         op_name=op_name,
         argument=argument,
         dtype=dtype,
-        shape=tuple(json.loads(shape)),
+        shape=_shape_of(shape),
         bytes_in=bytes_in,
         bytes_stored=bytes_stored,
         digest=digest,
+    )
+    return KeptRecord(sequence, graph, record)
+
+
+def kept_frame(row: tuple[Any, ...]) -> KeptFrame:
+    """Return rows of figures from the columns of FRAME_COLUMNS."""
+    sequence, raw, refused = row
+    return KeptFrame(sequence, raw, json.loads(refused))
+
+
+def figures_row(judged: Judged) -> tuple[str | int | bytes, ...]:
+    """Return the columns of a frame of figures."""
+    ticket = judged.ticket
+    refused = {reason: list(places) for reason, places in judged.refused.items()}
+    return (
+        ticket.session_id,
+        ticket.sequence,
+        judged.rows.iteration,
+        judged.fate.value,
+        judged.kept,
+        json.dumps(refused),
+        judged.raw,
     )
 
 
@@ -140,3 +185,13 @@ def declaration_row(declared: Declared) -> tuple[str | int | bytes, ...]:
     ticket = declared.ticket
     kind = type(declared.declaration).__name__
     return (ticket.session_id, ticket.sequence, kind, declared.raw)
+
+
+@lru_cache(maxsize=1024)
+def _shape_text(shape: tuple[int, ...]) -> str:
+    return json.dumps(shape)
+
+
+@lru_cache(maxsize=1024)
+def _shape_of(text: str) -> tuple[int, ...]:
+    return tuple(json.loads(text))

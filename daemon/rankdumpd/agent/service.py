@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import grpc
 
-from rankdump.contract.exchange import RecordHead
-from rankdump.contract.selection import Verdict
 from rankdump.contract.status import Load, StatusView
 from rankdump.wire.v1 import agent_pb2_grpc
+from rankdumpd import machine
 from rankdumpd.agent import receive
-from rankdumpd.agent.admit import verdict
 from rankdumpd.agent.budget import Budget
 from rankdumpd.agent.committer import Committer, cost_bytes
 from rankdumpd.agent.dedup import Originals
@@ -31,7 +29,7 @@ from rankdumpd.agent.servicer import SERVICE_NAME, AgentServicer
 from rankdumpd.agent.sessions import Session
 from rankdumpd.agent.slabs import Slabs
 from rankdumpd.agent.slabs.cap import share_out
-from rankdumpd.agent.slabs.place import folder_for, group_of, machine_bytes
+from rankdumpd.agent.slabs.place import folder_for, group_of
 from rankdumpd.agent.stream import OpenStreams, Reader
 from rankdumpd.agent.values import Outcome, Parcel, Policy
 from rankdumpd.server import socket_path
@@ -48,7 +46,7 @@ class Agent:
     def __init__(self, settings: AgentSettings) -> None:
         cap = share_out(
             settings.memory_bytes,
-            machine_bytes=machine_bytes(),
+            machine_bytes=machine.memory_bytes(),
             queue_bytes=settings.queue_bytes,
             max_record_bytes=settings.max_record_bytes,
         )
@@ -75,8 +73,8 @@ class Agent:
         )
         self._effects = Effects(self._ledger, self._reporter)
         self._committer = Committer(self._ledger, self._registry, self._effects, self._budget)
-        workers = settings.workers or len(os.sched_getaffinity(0))
-        self._workers = Workers(workers, self._encode_and_write, self._commit)
+        threads = settings.encode_threads or machine.cores()
+        self._workers = Workers(threads, self._encode_and_write, self._commit)
         self._rings = Rings(
             self._slabs,
             intake=self._intake,
@@ -159,13 +157,9 @@ class Agent:
             budget=self._budget,
             workers=self._workers,
             committer=self._committer,
-            admit=self._admit,
+            policy=self._policy,
+            load=lambda: self._load_of((session,)),
         )
-
-    def _admit(self, session: Session, head: RecordHead) -> Verdict:
-        free, total = self._disk.room(session.outlet.tree.root)
-        load = Load(self._budget.items, self._budget.used_bytes, free, total)
-        return verdict(head, session.plan, session.request.device, load, self._policy)
 
     def _encode_and_write(self, parcel: Parcel) -> Outcome:
         outlet = self._registry.get(parcel.ticket.session_id).outlet
@@ -177,8 +171,9 @@ class Agent:
             write=lambda: outlet.writer.write(encode(parcel, record, outlet.codec)),
         )
 
-    def _commit(self, outcome: Outcome) -> None:
-        self._committer.submit(outcome, cost_bytes(outcome.head.data_bytes))
+    def _commit(self, outcomes: Sequence[Outcome]) -> None:
+        cost = sum(cost_bytes(outcome.head.byte_count) for outcome in outcomes)
+        self._committer.submit(outcomes, cost)
 
     def _settle(self, timeout_s: float) -> int:
         deadline = time.monotonic() + timeout_s
@@ -189,6 +184,9 @@ class Agent:
         self._reporter.session(session.status(), str(session.outlet.tree.root))
 
     def _load(self) -> Load:
-        rooms = [self._disk.room(session.outlet.tree.root) for session in self._registry.all()]
+        return self._load_of(self._registry.all())
+
+    def _load_of(self, sessions: Iterable[Session]) -> Load:
+        rooms = [self._disk.room(session.outlet.tree.root) for session in sessions]
         free, total = min(rooms, default=(0, 0))
         return Load(self._budget.items, self._budget.used_bytes, free, total)

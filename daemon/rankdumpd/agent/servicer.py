@@ -48,7 +48,7 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         self, request: agent_pb2.OpenSessionRequest, context: grpc.ServicerContext
     ) -> agent_pb2.OpenSessionResponse:
         """Let a rank in, or say why not."""
-        with _answered(context):
+        with answered(context):
             grant = self._registry.open(convert.session_request_from_wire(request))
             session = self._registry.get(request.session_id)
             slab = self._rings.grant(session)
@@ -62,7 +62,7 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         mailbox = Mailbox()
         if not context.add_callback(lambda: mailbox.end("the rank is gone")):
             return
-        with _answered(context):
+        with answered(context):
             hello = _hello(request_iterator)
             session = self._registry.connect(hello.session_id, hello.token, mailbox)
             try:
@@ -88,7 +88,7 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         self, request: agent_pb2.ControlRequest, context: grpc.ServicerContext
     ) -> agent_pb2.ControlResponse:
         """Wait until everything received is in the tree and reported, or the deadline strikes."""
-        with _answered(context):
+        with answered(context):
             if not request.HasField("drain"):
                 raise ProtocolError("control without an action")
             left = self._settle(request.drain.timeout_ms / 1000)
@@ -103,7 +103,8 @@ def _hello(requests: Iterator[agent_pb2.PushRequest]) -> agent_pb2.Hello:
 
 
 @contextmanager
-def _answered(context: grpc.ServicerContext) -> Generator[None]:
+def answered(context: grpc.ServicerContext) -> Generator[None]:
+    """Turn an error of the block into the call's status."""
     try:
         yield
     except RankdumpError as error:

@@ -51,8 +51,11 @@ class Reader:
     def _take(self, batch: agent_pb2.FrameBatch) -> None:
         if not self._intake.last_sequence:
             self._rings.not_used(self._session)
-        for frame in batch.frames:
-            self._intake.take(frame)
+        try:
+            for frame in batch.frames:
+                self._intake.take(frame)
+        finally:
+            self._intake.hand_on()
 
     def _read_slab(self, announced: int) -> None:
         ring = self._rings.of(self._session)

@@ -7,14 +7,12 @@ import errno
 import os
 import stat
 import threading
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 from rankdump.codec import Buffer
 from rankdumpd.agent.values import Original, Stamp
 
-Made = TypeVar("Made")
 WriteAll = Callable[[int, Sequence[Buffer]], None]
 """Writes all parts to an open file."""
 
@@ -66,9 +64,13 @@ class Tree:
         Nobody else may use the same mark at the same time: what a crash left under it is removed.
         """
         where = self._folder(folder)
-        # Text, not a Path: making one would cost a fifth of the time that a small tensor takes.
         temporary = f"{where}/.{mark}.tmp"
-        descriptor = self._at(temporary, lambda: os.open(temporary, _CREATE, 0o600))
+        # With the mode it will have: changing it later would be one more call for every file.
+        try:
+            descriptor = os.open(temporary, _CREATE, self._file_mode)
+        except OSError as error:
+            self._make_way(temporary, error)
+            descriptor = os.open(temporary, _CREATE, self._file_mode)
         try:
             stamp = self._fill(descriptor, parts)
             os.rename(temporary, f"{where}/{name}")
@@ -85,14 +87,18 @@ class Tree:
         The mark is one of `put`, under the same rule.
         """
         where = self._folder(folder)
-        source, temporary = self.root / original.path, f"{where}/.{mark}.tmp"
-        self._at(temporary, lambda: os.link(source, temporary, follow_symlinks=False))
+        source, temporary = f"{self.root}/{original.path}", f"{where}/.{mark}.tmp"
+        try:
+            os.link(source, temporary, follow_symlinks=False)
+        except OSError as error:
+            self._make_way(temporary, error)
+            os.link(source, temporary, follow_symlinks=False)
         try:
             # Asked of the new name: the old one may be replaced at any time.
             facts = os.lstat(temporary)
             mode = stat.S_IFREG | self._file_mode
             if facts.st_mode != mode or _stamp(facts) != original.stamp:
-                raise OSError(errno.ESTALE, "not the file that was written", str(source))
+                raise OSError(errno.ESTALE, "not the file that was written", source)
             os.rename(temporary, f"{where}/{name}")
         finally:
             # Where the name is a link to the same file already, renaming leaves both names.
@@ -125,30 +131,37 @@ class Tree:
         return os.path.lexists(self._folder(folder) / name)
 
     def _fill(self, descriptor: int, parts: Sequence[Buffer], *, appending: bool = False) -> Stamp:
-        with _closing(descriptor):
-            behind = _cut_torn(descriptor) if appending else 0
-            try:
-                os.fchmod(descriptor, self._file_mode)
-                self._write(descriptor, parts)
-                if self._synced:
-                    os.fsync(descriptor)
-                return _stamp(os.fstat(descriptor))
-            except BaseException:
-                # The next line would become part of a torn one.
-                with contextlib.suppress(OSError):
-                    os.ftruncate(descriptor, behind)
-                raise
-
-    def _at(self, path: str, make: Callable[[], Made]) -> Made:
-        """Make something at a path; its folders are made, what stands there is removed."""
-        # Folders are nearly always there: asking first would cost a call for every file.
+        behind = 0
         try:
-            return make()
-        except FileNotFoundError:
+            if appending:
+                behind = _cut_torn(descriptor)
+            self._write(descriptor, parts)
+            facts = os.fstat(descriptor)
+            # The process may mask bits, and a folder may have rules of its own.
+            if stat.S_IMODE(facts.st_mode) != self._file_mode:
+                os.fchmod(descriptor, self._file_mode)
+            if self._synced:
+                os.fsync(descriptor)
+            return _stamp(facts)
+        except BaseException:
+            # The next line would become part of a torn one.
+            with contextlib.suppress(OSError):
+                os.ftruncate(descriptor, behind)
+            raise
+        finally:
+            os.close(descriptor)
+
+    def _make_way(self, path: str, error: OSError) -> None:
+        """Make the folders of a path, or remove what stands there; raise any other error.
+
+        Folders are nearly always there: asking first would cost a call for every file.
+        """
+        if isinstance(error, FileNotFoundError):
             self._make_folders(Path(path).parent)
-        except FileExistsError:
+        elif isinstance(error, FileExistsError):
             os.unlink(path)
-        return make()
+        else:
+            raise error
 
     def _open_for_append(self, path: Path) -> int:
         try:
@@ -188,14 +201,6 @@ class Tree:
             path.chmod(self._folder_mode)
             if self._synced:
                 _sync_folder(path.parent)
-
-
-@contextlib.contextmanager
-def _closing(descriptor: int) -> Generator[None]:
-    try:
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _discard(path: str) -> None:

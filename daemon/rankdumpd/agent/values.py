@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import TypeAlias
 
 from rankdump.codec import Buffer
 from rankdump.contract.exchange import Declaration, RecordHead, SessionRequest
+from rankdump.contract.figure_rows import FigureRows
+from rankdump.contract.manifest import ManifestRecord
 from rankdump.contract.status import SessionState
 
 
@@ -36,7 +39,7 @@ class Examined:
     ticket: Ticket
     head: RecordHead
     digest: str
-    """xxh3-128 of the elements as they arrived, hexadecimal; empty when there are none to store."""
+    """xxh3-128 of the elements as they arrived, hexadecimal."""
     figures: tuple[str, ...] | None = None
     """Texts of its row in `statistic.csv`; None when it has no row."""
 
@@ -49,7 +52,6 @@ class Encoded:
     suffix: str
     """What is appended to `.npy`: nothing where the codec would not have saved enough."""
     parts: Sequence[Buffer]
-    """Nothing for a record that is figures only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +111,63 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """A numbered frame that is no record."""
+    """A numbered frame that is neither a record nor rows of figures."""
 
     ticket: Ticket
     declaration: Declaration
     raw: bytes
     """The frame as it came, for the ledger."""
+
+
+Refused: TypeAlias = "Mapping[str, Sequence[int]]"
+"""Places of the rows of a frame that are dropped, by reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """Rows of figures, and which of them are not kept."""
+
+    ticket: Ticket
+    rows: FigureRows
+    refused: Refused
+    raw: bytes
+    """The frame as it came, for the ledger."""
+
+    @property
+    def fate(self) -> Fate:
+        """What becomes of the rows that are kept."""
+        return Fate.DEGRADED if self.rows.degraded else Fate.STORED
+
+    @property
+    def kept(self) -> int:
+        """How many rows are kept."""
+        return len(self.rows) - sum(map(len, self.refused.values()))
+
+
+@dataclass(frozen=True, slots=True)
+class KeptRecord:
+    """A record that is in the tree, as the ledger gives it back."""
+
+    sequence: int
+    graph: int
+    record: ManifestRecord
+
+
+@dataclass(frozen=True, slots=True)
+class KeptRow:
+    """A record's row in its table, as the ledger gives it back."""
+
+    sequence: int
+    row: TableRow
+
+
+@dataclass(frozen=True, slots=True)
+class KeptFrame:
+    """Rows of figures as the ledger gives them back."""
+
+    sequence: int
+    raw: bytes
+    refused: Refused
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ class Writer:
         """Return the record stored under its place, or dropped with the disk's reason."""
         record = encoded.record
         try:
-            original = self._put(encoded) if record.head.figures is None else None
+            original = self._put(encoded)
         except OSError as error:
             reason = reason_of(error)
             self._log_once(logging.ERROR, f"drops records, reason {reason}", error, record)
@@ -56,10 +56,10 @@ class Writer:
         return Outcome(
             record.ticket,
             record.head,
-            Fate.DEGRADED if record.head.degraded else Fate.STORED,
-            path=original.path if original else "",
+            Fate.STORED,
+            path=original.path,
             digest=record.digest,
-            bytes_stored=original.stamp.size_bytes if original else 0,
+            bytes_stored=original.stamp.size_bytes,
             row=self._row(record),
             original=original,
         )

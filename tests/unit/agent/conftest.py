@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from rankdump.contract.exchange import RecordHead, SessionRequest
+from rankdump.contract.figure_rows import TensorKind
 from rankdump.contract.key import Side, TensorKey
 from rankdump.contract.plan import DumpPlan, Output
 
@@ -33,6 +34,26 @@ def make_head() -> Callable[..., RecordHead]:
         for name, value in fields.items():
             (key if name in key else head)[name] = value
         return RecordHead(key=TensorKey(**key), **head)
+
+    return make
+
+
+@pytest.fixture
+def make_kind() -> Callable[..., TensorKind]:
+    """Makes kinds of tensors, the same as `make_head` does."""
+
+    def make(**fields) -> TensorKind:
+        defaults: dict[str, Any] = {
+            "graph": 0,
+            "op_type": "MatMul",
+            "op_name": "Default/MatMul-op0",
+            "side": Side.OUTPUT,
+            "slot": 0,
+            "dtype": "float32",
+            "shape": (4,),
+            "byte_count": 16,
+        }
+        return TensorKind(**{**defaults, **fields})
 
     return make
 

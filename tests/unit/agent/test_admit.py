@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from rankdump.contract.figure_rows import FigureRows
 from rankdump.contract.key import Side
 from rankdump.contract.plan import Content, DumpPlan, Iterations, Operators, Output, Selection
 from rankdump.contract.status import Load
-from rankdumpd.agent.admit import verdict
+from rankdumpd.agent.admit import Admission
 from rankdumpd.agent.values import Policy
 
 GIB = 1 << 30
@@ -45,32 +46,73 @@ NONE = Selection(Iterations("5", ((5, 5),)), inputs=False)
 def test_verdicts(make_head, selection, head, device, load, reason):
     """A record is taken exactly when the plan, the policy and the disk all say yes."""
     plan = DumpPlan(output=Output(root="/dump"), selection=selection)
-    answer = verdict(make_head(**head), plan, device, load, POLICY)
+    answer = Admission(plan, device, POLICY).of_record(make_head(**head), load)
     assert (answer.accepted, answer.reason) == (not reason, reason)
 
 
 @pytest.mark.parametrize(
-    ("saved", "head", "load", "reason"),
+    ("saved", "head", "reason"),
     [
-        ("statistic", {"figures": ("1",)}, ROOMY, ""),
-        ("statistic", {}, ROOMY, "no_statistics"),
-        ("statistic", {"figures": ("1",), "dtype": "complex64"}, ROOMY, "no_statistics"),
-        ("statistic", {"figures": ("1",), "dtype": "int4"}, ROOMY, "unsupported_dtype"),
-        ("statistic", {"figures": ("1",), "byte_count": 1001}, ROOMY, ""),
-        ("statistic", {"figures": ("1",)}, Load(disk_free_bytes=1 << 20), ""),
-        ("full", {"dtype": "complex64"}, ROOMY, ""),
-        ("tensor", {"dtype": "complex64"}, ROOMY, ""),
-        ("full", {"figures": ("1",), "degraded": True}, ROOMY, ""),
-        ("tensor", {"figures": ("1",), "degraded": True, "byte_count": 1001}, ROOMY, ""),
-        (
-            "full",
-            {"figures": ("1",), "degraded": True, "dtype": "complex64"},
-            ROOMY,
-            "no_statistics",
-        ),
+        ("statistic", {}, "no_statistics"),
+        ("statistic", {"dtype": "int4"}, "unsupported_dtype"),
+        ("full", {"dtype": "complex64"}, ""),
+        ("tensor", {"dtype": "complex64"}, ""),
     ],
 )
-def test_figures_in_the_place_of_elements(make_head, saved, head, load, reason):
-    """They are due exactly where the plan keeps nothing else, and need no room for elements."""
+def test_elements_in_the_place_of_figures(make_head, saved, head, reason):
+    """Where the plan keeps figures alone, elements are not taken."""
     plan = DumpPlan(output=Output(root="/dump"), content=Content(saved=saved))
-    assert verdict(make_head(**head), plan, 0, load, POLICY).reason == reason
+    assert Admission(plan, 0, POLICY).of_record(make_head(**head), ROOMY).reason == reason
+
+
+class TestRows:
+    """The same questions for every row of a frame."""
+
+    @pytest.mark.parametrize(
+        ("selection", "fields", "device", "load", "refused"),
+        [
+            (Selection(), {}, 0, ROOMY, {}),
+            (Selection(devices=(1,)), {}, 0, ROOMY, {"device_excluded": [0, 1]}),
+            (NONE, {}, 0, ROOMY, {"iteration_excluded": [0, 1]}),
+            (NONE, {"switched_on": True}, 0, ROOMY, {"side_excluded": [1]}),
+            (Selection(), {}, 0, Load(disk_free_bytes=1 << 20), {}),
+            (Selection(), {}, 0, Load(disk_free_bytes=1), {"disk_low": [0, 1]}),
+        ],
+    )
+    def test_reasons(self, make_kind, selection, fields, device, load, refused):
+        """Each row that is not taken has the reason that a record would have."""
+        plan = DumpPlan(Output(root="/dump"), selection, Content("statistic"))
+        kinds = (make_kind(), make_kind(side=Side.INPUT))
+        rows = FigureRows(0, kinds, (1, 2), ("1", "2"), **fields)
+        found = Admission(plan, device, POLICY).of_rows(rows, load)
+        assert {reason: list(places) for reason, places in found.items()} == refused
+
+    @pytest.mark.parametrize("saved", ["statistic", "full", "tensor"])
+    def test_figures_need_a_countable_type_and_no_room(self, make_kind, saved):
+        """Complex numbers have no figures; how large the tensor was does not matter."""
+        plan = DumpPlan(output=Output(root="/dump"), content=Content(saved=saved))
+        types = ("float32", "complex64", "int4", "float32")
+        kinds = tuple(make_kind(dtype=dtype, byte_count=1 << 20) for dtype in types)
+        rows = FigureRows(0, kinds, (1, 2, 3, 4), ("1",) * 4, degraded=saved != "statistic")
+        found = Admission(plan, 0, POLICY).of_rows(rows, ROOMY)
+        assert found == {"no_statistics": [1], "unsupported_dtype": [2]}
+
+    def test_nothing_of_nothing(self):
+        """A frame without rows has no reasons."""
+        plan = DumpPlan(output=Output(root="/dump"), selection=NONE)
+        assert Admission(plan, 0, POLICY).of_rows(FigureRows(0, (), (), ()), ROOMY) == {}
+
+
+def test_answers_that_are_remembered_are_the_same(make_head):
+    """More operators than are remembered: each has its answer, first time and again."""
+    plan = DumpPlan(
+        output=Output(root="/dump"), selection=Selection(operators=Operators(False, ("op7",)))
+    )
+    admission = Admission(plan, 0, POLICY)
+    for _ in range(2):
+        taken = [
+            n
+            for n in range(20_000)
+            if admission.of_record(make_head(op_name=f"op{n}"), ROOMY).accepted
+        ]
+        assert taken == [7]

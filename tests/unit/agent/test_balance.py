@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from rankdump.contract.exchange import IterationEnd
+from rankdump.contract.figure_rows import FigureRows
 from rankdump.contract.status import IterationStatus, SessionState, SessionStatus
 from rankdumpd.agent.balance import Tally, findings
-from rankdumpd.agent.values import Fate
+from rankdumpd.agent.values import Fate, Judged, Ticket
 
 
 def session(**fields) -> SessionStatus:
@@ -85,3 +86,16 @@ def test_tally_of_an_iteration_that_runs_twice(make_request):
     assert status.balanced
     assert (status.expected, status.stored, status.bytes_in) == (10, 2, 64)
     assert status.dropped == {"disk_full": 2, "buffer_full": 6}
+
+
+def test_rows_of_figures_are_tensors_without_bytes(make_request, make_kind):
+    """Each counts as kept or by its reason, whether it came for want of room or by plan."""
+    tally, columns = Tally(), ((make_kind(),) * 3, (1, 2, 3), ("1", "2", "3"))
+    for degraded in (False, True):
+        rows = FigureRows(0, *columns, degraded=degraded)
+        tally.count_rows(Judged(Ticket("s", 1), rows, {"why": [1]}, b""))
+    tally.end(IterationEnd(0, 6))
+    status = tally.status(make_request(), 0)
+    assert status.balanced
+    assert (status.stored, status.degraded, status.dropped) == (2, 2, {"why": 2})
+    assert (status.bytes_in, status.bytes_stored) == (0, 0)

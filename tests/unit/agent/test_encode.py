@@ -74,11 +74,3 @@ def test_digest_column_of_a_widened_type_is_over_its_own_bytes(make_head):
     parcel = Parcel(Ticket("s", 1), head, memoryview(data))
     encoded = encoded_as(parcel, codec_named("none"), ("max", "md5"))
     assert encoded.record.figures == ("2", hashlib.md5(data, usedforsecurity=False).hexdigest())
-
-
-def test_figures_that_came_along_are_all_there_is(make_head):
-    """A record without elements is not packed, and its figures are the rank's own."""
-    head = make_head(figures=("6", "1"))
-    encoded = encoded_as(Parcel(Ticket("s", 1), head, memoryview(b"")), codec_named("zstd"))
-    assert (encoded.record.figures, encoded.parts, encoded.suffix) == (("6", "1"), (), "")
-    assert encoded.record.digest == ""

@@ -11,16 +11,20 @@ import pytest
 
 from rankdump.contract.errors import ConfigError
 from rankdump.contract.exchange import IterationEnd, SessionEnd
+from rankdump.contract.figure_rows import FigureRows
 from rankdump.contract.graph import Graph, GraphPart
 from rankdump.contract.status import SessionState
-from rankdumpd.agent import ledger as ledger_room
-from rankdumpd.agent.ledger import Ledger
+from rankdumpd.agent.ledger import Ledger, reading
 from rankdumpd.agent.progress import Progress
 from rankdumpd.agent.values import (
     CountRow,
     Declared,
     EndRow,
     Fate,
+    Judged,
+    KeptFrame,
+    KeptRecord,
+    KeptRow,
     Outcome,
     TableRow,
     Ticket,
@@ -66,6 +70,16 @@ def stored(make_head):
     return make
 
 
+@pytest.fixture
+def make_judged(make_kind):
+    def make(sequence: int, count: int, refused=None, iteration: int = 0, **fields) -> Judged:
+        columns = (make_kind(),) * count, tuple(range(count)), ("1",) * count
+        rows = FigureRows(iteration, *columns, **fields)
+        return Judged(Ticket("session", sequence), rows, refused or {}, f"raw{sequence}".encode())
+
+    return make
+
+
 def rowed(outcome: Outcome) -> Outcome:
     row = TableRow("folder", f"row {outcome.ticket.sequence}")
     return replace(outcome, row=row)
@@ -75,8 +89,8 @@ def declared(sequence: int, declaration) -> Declared:
     return Declared(Ticket("session", sequence), declaration, f"raw{sequence}".encode())
 
 
-def commit(ledger: Ledger, outcomes=(), declarations=(), watermark: int = 0) -> None:
-    ledger.commit(outcomes, declarations, {"session": watermark}, synced=False)
+def commit(ledger: Ledger, outcomes=(), declarations=(), judged=(), watermark: int = 0) -> None:
+    ledger.commit(outcomes, judged, declarations, {"session": watermark}, synced=False)
 
 
 def test_resume_point_is_the_first_gap(ledger, make_request, stored):
@@ -115,9 +129,11 @@ def test_rows_survive_another_process(ledger, make_request, make_head, stored, t
     assert (row.state, row.ordered_graphs) == (SessionState.OPEN, (1, 2))
     assert again.ends("session") == [EndRow(0, 4, {"full": 3})]
     assert len(again.counts("session")) == 2
-    ((graph, record),) = again.kept("session", 0)
-    assert (graph, record.path, record.shape, record.bytes_in) == (0, "p1", (4,), 16)
-    assert record.timestamp_us == 1
+    (kept,) = again.kept("session", 0)
+    assert isinstance(kept, KeptRecord)
+    record = kept.record
+    assert (kept.graph, record.path, record.shape, record.bytes_in) == (0, "p1", (4,), 16)
+    assert (kept.sequence, record.timestamp_us) == (1, 1)
     again.close()
 
 
@@ -135,26 +151,52 @@ def test_applied_declarations_are_not_given_out_again(ledger, make_request):
     assert row.notes == ("never matched: x",)
 
 
-def test_rows_come_in_the_order_of_frames_and_in_pieces(ledger, make_request, stored, monkeypatch):
-    """Whatever order records were committed in, their rows come by number, some at a time."""
-    monkeypatch.setattr(ledger_room, "ROWS_AT_ONCE", 2)
+def test_rows_come_in_the_order_of_frames_and_in_pieces(
+    ledger, make_request, make_judged, stored, monkeypatch
+):
+    """Whatever order frames were committed in, their rows come by number, some at a time."""
+    monkeypatch.setattr(reading, "ROWS_AT_ONCE", 2)
     ledger.open_session(make_request())
-    commit(ledger, [rowed(stored(4)), rowed(stored(2))])
-    commit(ledger, [rowed(stored(3)), stored(1), rowed(stored(5))])
-    first = ledger.table_rows("session", after=0, up_to=4)
-    assert first == [(2, TableRow("folder", "row 2")), (3, TableRow("folder", "row 3"))]
-    assert [n for n, _ in ledger.table_rows("session", after=3, up_to=4)] == [4]
-    assert ledger.table_rows("session", after=5, up_to=9) == []
+    commit(ledger, [rowed(stored(5)), rowed(stored(2))], judged=[make_judged(3, 2)])
+    commit(ledger, [rowed(stored(4)), stored(1), rowed(stored(6))])
+    first, reached = ledger.table_rows("session", after=0, up_to=5)
+    assert first == [KeptRow(2, TableRow("folder", "row 2")), KeptFrame(3, b"raw3", {})]
+    assert reached == 3
+    second, reached = ledger.table_rows("session", after=3, up_to=5)
+    assert ([each.sequence for each in second], reached) == ([4, 5], 5)
+    assert ledger.table_rows("session", after=6, up_to=9) == ([], 9)
 
 
-def test_record_of_figures_alone_has_no_path_and_no_bytes(ledger, make_request, make_head):
-    """It is kept all the same, and its time finds its row."""
-    ledger.open_session(make_request())
-    head = make_head(figures=("1",), timestamp_us=77)
-    commit(ledger, [Outcome(Ticket("session", 1), head, Fate.STORED)])
-    ((_, record),) = ledger.kept("session", 0)
-    assert (record.path, record.timestamp_us, record.bytes_in) == ("", 77, 0)
-    assert ledger.counts("session") == [CountRow(0, Fate.STORED, "", 1, 0, 0)]
+class TestFigures:
+    """Frames of figures: what each row became, whoever asks."""
+
+    def test_counts_add_up_by_fate_and_reason(self, ledger, make_request, make_judged, stored):
+        """Rows count like records, without bytes."""
+        ledger.open_session(make_request())
+        refused = {"disk_low": [0, 2], "side_excluded": (1,)}
+        judged = [make_judged(2, 4, refused), make_judged(3, 5), make_judged(4, 1, degraded=True)]
+        for _ in range(2):
+            commit(ledger, [stored(1)], judged=[*judged, make_judged(5, 2, {"why": range(2)})])
+        assert sorted(ledger.counts("session"), key=str) == [
+            CountRow(0, Fate.DEGRADED, "", 1, 0, 0),
+            CountRow(0, Fate.DROPPED, "disk_low", 2, 0, 0),
+            CountRow(0, Fate.DROPPED, "side_excluded", 1, 0, 0),
+            CountRow(0, Fate.DROPPED, "why", 2, 0, 0),
+            CountRow(0, Fate.STORED, "", 1, 16, 9),
+            CountRow(0, Fate.STORED, "", 6, 0, 0),
+        ]
+        assert ledger.committed_beyond("session", 1) == [2, 3, 4, 5]
+
+    def test_kept_in_the_order_of_frames(self, ledger, make_request, make_judged, stored):
+        """Beside records; a frame of which nothing was kept is not given out."""
+        ledger.open_session(make_request())
+        judged = [make_judged(2, 3, {"why": [1]}), make_judged(4, 1, {"why": [0]})]
+        commit(ledger, [stored(3), stored(1)], judged=judged)
+        commit(ledger, judged=[make_judged(5, 1, iteration=1)])
+        first, frame, third = ledger.kept("session", 0)
+        assert (first.sequence, third.sequence) == (1, 3)
+        assert frame == KeptFrame(2, b"raw2", {"why": [1]})
+        assert ledger.table_rows("session", after=0, up_to=4) == ([frame], 4)
 
 
 def test_carried_out_declarations_are_forgotten(ledger, make_request):
@@ -170,7 +212,7 @@ def test_carried_out_declarations_are_forgotten(ledger, make_request):
     assert ledger.last_end("session") == 0
 
 
-def test_ledger_of_the_first_version_is_taken_over(tmp_path, make_request, stored):
+def test_ledger_of_the_first_version_is_taken_over(tmp_path, make_request, make_judged, stored):
     """What an earlier release committed is known to this one, and new rows go beside it."""
     folder = tmp_path / "state"
     folder.mkdir()
@@ -184,10 +226,15 @@ def test_ledger_of_the_first_version_is_taken_over(tmp_path, make_request, store
     for _ in range(2):
         ledger = Ledger(folder)
         ledger.open_session(make_request())
-        commit(ledger, [rowed(stored(2))])
-        records = [record for _, record in ledger.kept("session", 0)]
-        assert [(r.path, r.timestamp_us) for r in records] == [("p1", 0), ("p2", 1)]
-        assert [n for n, _ in ledger.table_rows("session", after=0, up_to=9)] == [2]
+        commit(ledger, [rowed(stored(2))], judged=[make_judged(3, 1)])
+        first, second, frame = ledger.kept("session", 0)
+        assert isinstance(first, KeptRecord)
+        assert isinstance(second, KeptRecord)
+        assert [first.record.path, second.record.path] == ["p1", "p2"]
+        assert [first.record.timestamp_us, second.record.timestamp_us] == [0, 1]
+        found, _ = ledger.table_rows("session", after=0, up_to=9)
+        assert [each.sequence for each in found] == [2, 3]
+        assert frame.sequence == 3
         ledger.close()
 
 

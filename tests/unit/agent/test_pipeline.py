@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import queue
+from collections.abc import Sequence
+
+import pytest
 
 from rankdumpd.agent.pipeline import Workers
 from rankdumpd.agent.values import Fate, Outcome, Parcel, Ticket
 
 
-def test_failing_record_is_counted_and_the_next_is_served(make_head, caplog):
+@pytest.mark.parametrize("batches", [((0,), (1,)), ((0, 1),)])
+def test_failing_record_is_counted_and_the_next_is_served(make_head, caplog, batches):
     """An unforeseen error drops its record by a reason of its own; the worker goes on."""
-    done: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
+    done: queue.SimpleQueue[Sequence[Outcome]] = queue.SimpleQueue()
 
     def process(parcel: Parcel) -> Outcome:
         if parcel.ticket.sequence == 1:
@@ -19,11 +23,12 @@ def test_failing_record_is_counted_and_the_next_is_served(make_head, caplog):
 
     workers = Workers(1, process, done.put)
     workers.start()
-    for sequence in (1, 2):
-        workers.submit(Parcel(Ticket("s", sequence), make_head(), memoryview(b"")))
+    parcels = [Parcel(Ticket("s", n), make_head(), memoryview(b"")) for n in (1, 2)]
+    for batch in batches:
+        workers.submit([parcels[n] for n in batch])
     workers.stop()
     workers.stop()
-    outcomes = [done.get_nowait() for _ in range(2)]
+    outcomes = [outcome for _ in batches for outcome in done.get_nowait()]
     assert [(o.ticket.sequence, o.fate, o.reason) for o in outcomes] == [
         (1, Fate.DROPPED, "internal_error"),
         (2, Fate.STORED, ""),

@@ -8,15 +8,16 @@ from typing import Any
 import pytest
 
 from rankdump.contract.errors import ProtocolError
+from rankdump.contract.figure_rows import FigureRows
 from rankdump.contract.selection import YES, Verdict
 from rankdump.wire.v1 import agent_pb2
-from rankdumpd.agent.receive import Assembler, declaration_again
+from rankdumpd.agent.receive import Assembler, declaration_again, figure_rows_again
 from rankdumpd.agent.values import Declared, Fate, Outcome, Parcel
 
 DATA = bytes(range(16))
 
 
-def record(sequence: int, data: bytes = DATA, **fields) -> agent_pb2.Frame:
+def kind(**fields) -> bytes:
     defaults: dict[str, Any] = {
         "op_type": "MatMul",
         "op_name": "Default/MatMul-op0",
@@ -25,9 +26,14 @@ def record(sequence: int, data: bytes = DATA, **fields) -> agent_pb2.Frame:
         "shape": [4],
         "byte_count": 16,
     }
-    return agent_pb2.Frame(
-        sequence=sequence, record=agent_pb2.Record(data=data, **{**defaults, **fields})
+    return agent_pb2.TensorKind(**{**defaults, **fields}).SerializeToString()
+
+
+def record(sequence: int, data: bytes = DATA, *, iteration=0, timestamp_us=0, **fields):
+    body = agent_pb2.Record(
+        kind=kind(**fields), iteration=iteration, timestamp_us=timestamp_us, data=data
     )
+    return agent_pb2.Frame(sequence=sequence, record=body)
 
 
 def chunk(sequence: int, offset: int, data: bytes) -> agent_pb2.Frame:
@@ -38,8 +44,14 @@ def end(sequence: int, **fields) -> agent_pb2.Frame:
     return agent_pb2.Frame(sequence=sequence, iteration_end=agent_pb2.IterationEnd(**fields))
 
 
-def figures(*texts: str) -> agent_pb2.Figures:
-    return agent_pb2.Figures(texts=texts)
+def figures(sequence: int, *texts: str, **fields) -> agent_pb2.Frame:
+    body: dict[str, Any] = {
+        "kinds": [kind()] * len(texts),
+        "timestamps_us": range(len(texts)),
+        "figures": texts,
+    }
+    rows = agent_pb2.FigureRows(**{**body, **fields})
+    return agent_pb2.Frame(sequence=sequence, figure_rows=rows)
 
 
 def part(sequence: int, **fields) -> agent_pb2.Frame:
@@ -136,7 +148,7 @@ def test_cuts_do_not_matter(cuts):
         ([end(1, dropped={"why": 1 << 63})], "over"),
         ([end(1, dropped={"w" * 101: 1})], "101 characters"),
         ([end(1, dropped={str(n): 1 for n in range(257)})], "257 reasons"),
-        ([record(1, b"", figures=figures("1"))], "the plan keeps elements"),
+        ([figures(1, "1")], "the plan keeps elements"),
         ([part(1, nodes=[node(outputs=[wide(1 << 63)])])], "over"),
         ([part(1, parameters=[agent_pb2.GraphParameter(type=wide(1 << 63))])], "over"),
         ([part(1, parameters=[agent_pb2.GraphParameter(name="n" * 65537)])], "65537 characters"),
@@ -203,13 +215,20 @@ def test_repeated_frames_are_neither_admitted_nor_given_out():
 @pytest.mark.parametrize(
     ("frame", "says"),
     [
-        (record(1, b"", figures=figures("1")), "1 figures: the plan has 2"),
-        (record(1, b"", figures=figures("1", "2", "3")), "3 figures: the plan has 2"),
-        (record(1, b"", figures=figures("1", "2" * 65)), "at most 64 characters"),
-        (record(1, b"", figures=figures("1", "2,3")), "no comma"),
-        (record(1, b"", figures=figures("1", '"')), "no comma or quote"),
-        (record(1, b"", figures=figures("1", "2\n")), "printable"),
-        (record(1, b"x", figures=figures("1", "2")), "brings 1 bytes, declares 0"),
+        (figures(1, "1"), "1 figures: the plan has 2"),
+        (figures(1, ""), "0 figures: the plan has 2"),
+        (figures(1, "1,2", "1,2,3"), "3 figures: the plan has 2"),
+        (figures(1, "1,2", "1," + "2" * 65), "at most 64 characters"),
+        (figures(1, '1,"'), "no quote"),
+        (figures(1, "1,2\n"), "printable"),
+        (figures(1, "1,2\u2028"), "printable"),
+        (figures(1, "1,2", timestamps_us=[1, 2]), "columns of [1, 2] rows"),
+        (figures(1, "1,2", timestamps_us=[1 << 63]), "over"),
+        (figures(1, "1,2", iteration=1 << 63), "over"),
+        (figures(1, "1,2", kinds=[b"\xff"]), "no kind"),
+        (figures(1, "1,2", kinds=[kind(side=0)]), "side 0"),
+        (figures(1, "1,2", kinds=[kind(byte_count=17)]), "17 bytes for float32"),
+        (figures(1, *["1,2"] * 1025), "at most 1024"),
     ],
 )
 def test_figures_that_could_harm_a_table(frame, says):
@@ -222,15 +241,27 @@ def test_figures_that_could_harm_a_table(frame, says):
 def test_more_columns_than_a_table_may_have():
     """The bound holds for the plan too."""
     with pytest.raises(ProtocolError, match="at most 64"):
-        assembler(figures=65).feed(record(1, b"", figures=figures(*["0"] * 65)))
+        assembler(figures=65).feed(figures(1, ",".join(["0"] * 65)))
 
 
-def test_figures_make_a_record_whole():
-    """A record whose figures came has no chunks, whatever its tensor's size."""
-    parcel = assembler(figures=2).feed(record(1, b"", figures=figures("6", "-inf")))
-    assert isinstance(parcel, Parcel)
-    assert parcel.head.figures == ("6", "-inf")
-    assert (parcel.head.byte_count, len(parcel.data)) == (16, 0)
+def test_rows_of_figures_arrive_whole():
+    """They are one frame with one number, in their order, whatever the tensors' sizes."""
+    taker = assembler(figures=2)
+    declared = taker.feed(figures(1, "6,-inf", "nan,0", iteration=4))
+    assert isinstance(declared, Declared)
+    rows = declared.declaration
+    assert isinstance(rows, FigureRows)
+    assert (rows.iteration, rows.figures) == (4, ("6,-inf", "nan,0"))
+    assert [each.byte_count for each in rows.kinds] == [16, 16]
+    assert figure_rows_again(declared.raw) == rows
+    assert isinstance(taker.feed(figures(2)), Declared)
+
+
+def test_a_plan_without_figures_has_rows_without():
+    """A table may have its fixed columns alone."""
+    assert isinstance(assembler(figures=0).feed(figures(1, "", "")), Declared)
+    with pytest.raises(ProtocolError, match="1 figures: the plan has 0"):
+        assembler(figures=0).feed(figures(1, "1"))
 
 
 def test_elements_in_the_place_of_figures_are_not_a_fault():
@@ -295,9 +326,7 @@ class TestSlab:
     def test_frames_without_elements_lose_nothing(self):
         """Figures and declarations stand in the frame: it counts though its entry was given up."""
         taker, nothing = assembler(figures=1), memoryview(b"")
-        assert isinstance(
-            taker.feed(record(1, b"", figures=figures("1")), nothing, lost="torn"), Parcel
-        )
+        assert isinstance(taker.feed(figures(1, "1"), nothing, lost="torn"), Declared)
         assert isinstance(taker.feed(end(2), nothing, lost="torn"), Declared)
 
     def test_record_whose_rest_never_comes(self):
@@ -324,20 +353,15 @@ class TestSlab:
 
 
 class TestDegraded:
-    def test_figures_of_a_degraded_record_are_taken(self):
+    def test_degraded_rows_are_taken(self):
         """Where the plan's on_full keeps statistics, also beside elements."""
-        parcel = assembler(degrades=1).feed(record(1, b"", figures=figures("1"), degraded=True))
-        assert isinstance(parcel, Parcel)
-        assert parcel.head.degraded
+        declared = assembler(degrades=1).feed(figures(1, "1", degraded=True))
+        assert isinstance(declared, Declared)
+        assert isinstance(declared.declaration, FigureRows)
+        assert declared.declaration.degraded
 
-    @pytest.mark.parametrize(
-        ("degrades", "frame"),
-        [
-            (None, record(1, b"", figures=figures(), degraded=True)),
-            (1, record(1, degraded=True)),
-        ],
-    )
-    def test_degraded_without_leave_or_figures(self, degrades, frame):
-        """Not where the plan has another on_full, and never without figures."""
+    @pytest.mark.parametrize("figures_due", [None, 1])
+    def test_degraded_without_leave(self, figures_due):
+        """Not where the plan has another on_full."""
         with pytest.raises(ProtocolError, match="is degraded"):
-            assembler(degrades=degrades).feed(frame)
+            assembler(figures=figures_due).feed(figures(1, "1", degraded=True))

@@ -19,10 +19,10 @@ def test_nothing_given_means_the_defaults():
 def test_environment_overrides_the_file(tmp_path: Path):
     """A variable wins over the file, the file over the defaults."""
     path = tmp_path / "a.toml"
-    path.write_text("[agent]\nworkers = 3\nqueue_bytes = 2097152\n[coordinator]\ndeadline_s = 5\n")
+    path.write_text("[agent]\nworkers = 3\nqueue_bytes = 8388608\n[coordinator]\ndeadline_s = 5\n")
     settings = load(path, {"RANKDUMPD_AGENT__WORKERS": "4", "RANKDUMPD_AGENT__LISTEN": "unix:/s"})
     expected = dataclasses.replace(
-        Settings().agent, workers=4, queue_bytes=2097152, listen="unix:/s"
+        Settings().agent, workers=4, queue_bytes=8388608, listen="unix:/s"
     )
     assert settings.agent == expected
     assert settings.coordinator.deadline_s == 5.0
@@ -36,7 +36,9 @@ def test_environment_overrides_the_file(tmp_path: Path):
         ("agent = 1\n", {}, ("agent: 1", "a table")),
         ("[agent]\nworkers = true\n", {}, ("agent.workers", "type int")),
         ("[agent]\nworkers = 1.5\n", {}, ("agent.workers", "type int")),
-        ("[agent]\nworkers = -1\n", {}, ("agent.workers", "0 to 1024")),
+        ("[agent]\nworkers = 0\n", {}, ("agent.workers", "1 to 256")),
+        ("[agent]\nencode_threads = -1\n", {}, ("agent.encode_threads", "0 to 1024")),
+        ("[agent]\nworkers = 2\nqueue_bytes = 2000000\n", {}, ("agent.queue_bytes", "2097152")),
         ("[agent]\nlisten = 7\n", {}, ("agent.listen", "type str")),
         ('[agent]\nlisten = ""\n', {}, ("agent.listen", "unix:/path")),
         ('[agent]\nstate_dir = "x"\n', {}, ("agent.state_dir", "absolute")),

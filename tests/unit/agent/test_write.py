@@ -190,16 +190,6 @@ def test_constants_stand_beside_the_iterations(make_head, tmp_path):
     assert Path(outcome.path).parent == Path("rank_0/Net/0/constants")
 
 
-def test_figures_alone_make_a_row_and_no_file(make_head, tmp_path):
-    """A record without elements is stored as its row."""
-    head = make_head(figures=("6",))
-    record = Examined(Ticket("s", 1), head, "", head.figures)
-    outcome = Writer(tree(tmp_path)).write(Encoded(record, "", ()))
-    assert (outcome.fate, outcome.path, outcome.original) == (Fate.STORED, "", None)
-    assert outcome.row is not None
-    assert files(tmp_path) == []
-
-
 def test_record_that_could_not_be_written_has_no_row(make_head, tmp_path, caplog):
     """A row never stands for a tensor that is not in the tree."""
 

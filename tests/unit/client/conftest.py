@@ -8,7 +8,9 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import grpc
 import pytest
@@ -16,6 +18,8 @@ import pytest
 from rankdump.contract.exchange import SessionRequest
 from rankdump.contract.plan import DumpPlan, Output
 from rankdump.contract.slab import SlabReader, format_slab, slab_bytes
+from rankdump.wire.convert import figure_rows_from_wire, record_from_wire
+from rankdump.wire.kinds import kind_from_wire
 from rankdump.wire.v1 import agent_pb2, agent_pb2_grpc
 
 
@@ -29,6 +33,7 @@ class FakeAgent(agent_pb2_grpc.AgentServiceServicer):
         self.acknowledge_up_to: float = float("inf")
         self.cut_after: float = float("inf")
         self.refusal = ""
+        self.redirect = ""
         self.wake: queue.SimpleQueue[None] = queue.SimpleQueue()
         self.slab: FakeSlab | None = None
         self.doorbells = 0
@@ -40,6 +45,8 @@ class FakeAgent(agent_pb2_grpc.AgentServiceServicer):
         self.opened.append(request)
         if self.refusal:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, self.refusal)
+        if self.redirect:
+            return agent_pb2.OpenSessionResponse(redirect=self.redirect)
         slab = self.slab.place if self.slab and request.wants_slab else None
         return agent_pb2.OpenSessionResponse(
             token=b"t", acknowledged_sequence=self.committed, slab=slab
@@ -87,7 +94,7 @@ class FakeAgent(agent_pb2_grpc.AgentServiceServicer):
     def _complete(self, frame: agent_pb2.Frame) -> bool:
         """Whether nothing of the frame's item follows."""
         if frame.WhichOneof("body") == "record":
-            expected = 0 if frame.record.HasField("figures") else frame.record.byte_count
+            expected = kind_from_wire(frame.record.kind).byte_count
             torn = self.slab is not None and frame.sequence in self.slab.torn
             self._missing = 0 if torn else expected - len(frame.record.data)
         elif frame.WhichOneof("body") == "chunk":
@@ -130,8 +137,7 @@ class FakeSlab:
             # A piece of a record is copied out at once, so its room is free.
             cut = frame.WhichOneof("body") == "chunk" or (
                 frame.WhichOneof("body") == "record"
-                and len(frame.record.data) < frame.record.byte_count
-                and not frame.record.HasField("figures")
+                and len(frame.record.data) < kind_from_wire(frame.record.kind).byte_count
             )
             self._ends.append((0 if cut else frame.sequence, entry.end))
             frames.append(frame)
@@ -185,9 +191,42 @@ def running(address: str) -> Iterator[Running]:
 
 
 def bodies(running: Running, kind: str) -> list:
-    """What of one kind arrived, in its order."""
+    """What of one kind arrived, in its order; of a record, with all that its kind says."""
     frames = running.agent.frames
-    return [getattr(f, kind) for f in frames if f.WhichOneof("body") == kind]
+    found = [getattr(f, kind) for f in frames if f.WhichOneof("body") == kind]
+    return [sent(record) for record in found] if kind == "record" else found
+
+
+def sent(record: agent_pb2.Record) -> SimpleNamespace:
+    """A record as it arrived."""
+    head = record_from_wire(record, rank=0, net_name="Net")
+    return SimpleNamespace(
+        **asdict(kind_from_wire(record.kind)),
+        iteration=head.key.iteration,
+        timestamp_us=head.key.timestamp_us,
+        switched_on=head.switched_on,
+        data=record.data,
+    )
+
+
+def rows(running: Running) -> list[SimpleNamespace]:
+    """All rows of figures that arrived, in their order, each with what its frame says."""
+    found = []
+    for message in bodies(running, "figure_rows"):
+        frame = figure_rows_from_wire(message)
+        columns = zip(frame.kinds, frame.timestamps_us, frame.figures, strict=True)
+        found += [
+            SimpleNamespace(
+                **asdict(kind),
+                timestamp_us=stamp,
+                figures=tuple(figures.split(",")),
+                iteration=frame.iteration,
+                switched_on=frame.switched_on,
+                degraded=frame.degraded,
+            )
+            for kind, stamp, figures in columns
+        ]
+    return found
 
 
 def kinds(running: Running) -> list[str | None]:

@@ -7,22 +7,24 @@ from hypothesis import strategies as st
 
 from rankdump.accounts import Accounts
 
-FATES = st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["", "a", "b"])), max_size=30)
+COUNTS = st.integers(1, 3)
+FATES = st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["", "a", "b"]), COUNTS), max_size=30)
 
 
 @given(fates=FATES)
 def test_what_is_expected_is_kept_or_dropped(fates):
     """Law: expected = kept + dropped by reason, for each iteration and for the run."""
     accounts = Accounts()
-    for iteration, reason in fates:
+    for iteration, reason, count in fates:
         if reason:
-            accounts.lost(iteration, reason)
+            accounts.lost(iteration, reason, count)
         else:
-            accounts.took(iteration)
-    assert accounts.kept == sum(not reason for _, reason in fates)
-    assert sum(accounts.losses.values()) + accounts.kept == len(fates)
+            accounts.took(iteration, count)
+    tensors = [(iteration, reason) for iteration, reason, count in fates for _ in range(count)]
+    assert accounts.kept == sum(not reason for _, reason in tensors)
+    assert sum(accounts.losses.values()) + accounts.kept == len(tensors)
     for number in range(3):
-        own = [reason for iteration, reason in fates if iteration == number]
+        own = [reason for iteration, reason in tensors if iteration == number]
         assert accounts.expects(number) is bool(own)
         end = accounts.settle(number)
         assert end.expected == len(own)

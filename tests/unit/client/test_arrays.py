@@ -81,7 +81,8 @@ def test_types_without_infinity_are_finite(array):
 @pytest.mark.parametrize(("bits", "finite"), [(0x3F80, True), (0x7C00, True), (0x7F80, False)])
 def test_a_type_that_numpy_lacks_is_judged_by_its_own_values(monkeypatch, bits, finite):
     """Law: of bfloat16, 0x7F80 is infinity; 0x7C00, which is that of float16, is a number."""
-    monkeypatch.setattr("rankdump.adapters.arrays.element_type", lambda _: element_type("bfloat16"))
+    types = (element_type("bfloat16"), np.dtype("<f2"))
+    monkeypatch.setattr("rankdump.adapters.arrays._types", lambda _: types)
     source = ArraySource(np.array([bits], "u2").view("f2"))
     assert source.finite() is finite
 

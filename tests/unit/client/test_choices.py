@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from rankdump.adapters.arrays import ArraySource
-from rankdump.contract.exchange import RecordHead
-from rankdump.contract.key import Side, TensorKey
 from rankdump.contract.plan import Content, Delivery, DumpPlan, Output, Selection, Trigger
-from rankdump.pipeline.choices import goes_straight, patience_s, reduction_of, wants_slab
+from rankdump.measure import MAX_WAITING
+from rankdump.pipeline.choices import (
+    batch_rows,
+    goes_straight,
+    in_place_of_elements,
+    measure_of,
+    patience_s,
+    rows_bytes,
+    wants_slab,
+)
 from rankdump.ship import Link
 
 
-def plan(*, trigger: Trigger = "always", statistics=("max",), **delivery) -> DumpPlan:
+def plan(*, trigger: Trigger = "always", **delivery) -> DumpPlan:
     return DumpPlan(
         output=Output("/x"),
         selection=Selection(trigger=trigger),
-        content=Content(statistics=statistics),
         delivery=Delivery(**delivery),
     )
 
@@ -59,25 +67,36 @@ def test_who_waits_for_room(on_full, trigger, link, busy, left_s):
     assert patience_s(the_plan, link=link, busy=busy, idle_s=3.0) == left_s
 
 
-@pytest.mark.parametrize("on_full", ["block", "drop"])
-def test_figures_take_the_place_of_elements_only_where_the_plan_says_so(on_full):
-    assert reduction_of(plan(on_full=on_full)) is None
-
-
 @pytest.mark.parametrize(
-    ("array", "texts"),
-    [(np.array([1, 5, 2], "f4"), ("5", "1")), (np.ones(3, "c8"), None)],
+    ("saved", "on_full", "measures", "share"),
+    [
+        ("statistic", "block", True, 1),
+        ("statistic", "statistic", True, 1),
+        ("full", "statistic", True, 16),
+        ("tensor", "statistic", True, 16),
+        ("tensor", "block", False, 16),
+        ("tensor", "drop", False, 16),
+    ],
 )
-def test_figures_of_a_tensor_without_room(array, texts):
-    """Law: the plan's figures, marked as all that is kept; None for what has none."""
-    reduce = reduction_of(plan(on_full="statistic", statistics=("max", "min")))
-    assert reduce is not None
-    source = ArraySource(array)
-    key = TensorKey(0, "Net", 0, 0, 1, "Add", "a", Side.INPUT, 0)
-    record = reduce(RecordHead(key, source.dtype, source.shape, source.byte_count), source)
-    if texts is None:
-        assert record is None
-    else:
-        assert record is not None
-        assert (record.head.figures, record.head.degraded) == (texts, True)
-        assert (record.head.byte_count, len(record.data)) == (12, 0)
+def test_figures_take_the_place_of_elements_only_where_the_plan_says_so(
+    saved, on_full, measures, share
+):
+    """Law: rows have all the buffer where nothing else is kept, and a little beside records."""
+    the_plan = replace(plan(on_full=on_full, buffer_bytes=1 << 20), content=Content(saved=saved))
+    assert in_place_of_elements(the_plan) is (saved == "statistic")
+    assert (measure_of(the_plan) is not None) is measures
+    assert rows_bytes(the_plan) == (1 << 20) // share
+
+
+@pytest.mark.parametrize(("buffer_bytes", "rows"), [(1, 1), (1 << 12, 16), (1 << 30, MAX_WAITING)])
+def test_rows_that_wait_fit_into_the_buffer_twice(buffer_bytes, rows):
+    the_plan = plan(buffer_bytes=buffer_bytes)
+    assert batch_rows(replace(the_plan, content=Content(saved="statistic"))) == rows
+
+
+def test_figures_of_a_tensor_without_room_are_taken_on_the_host():
+    content = Content(statistics=("max", "min"), on_device=True)
+    measure = measure_of(replace(plan(on_full="statistic"), content=content))
+    assert measure is not None
+    large = np.arange(1 << 14, dtype="f4")
+    assert measure.take(ArraySource(large)) == "16383,0"

@@ -26,7 +26,7 @@ from rankdump.contract.plan import (
 from rankdump.pipeline import Pipeline
 from rankdump.values import Deferred, Observation
 
-from .conftest import Running, bodies, introduction_of, kinds
+from .conftest import Running, bodies, introduction_of, kinds, rows
 
 INPUT = np.arange(1, 7, dtype="f4").reshape(2, 3)
 
@@ -61,10 +61,10 @@ def test_in_statistic_mode_no_element_leaves_the_rank(running, array, sample, fi
     """Law: a record has the figures, the size of the tensor, and no bytes of it."""
     with started(running, a_plan(saved="statistic", sample_elements=sample)) as session:
         session.dump("Add", "a", "input", 0, array)
-    (record,) = bodies(running, "record")
-    assert tuple(record.figures.texts) == figures
-    assert (record.byte_count, record.data) == (size, b"")
-    assert "chunk" not in kinds(running)
+    (row,) = rows(running)
+    assert row.figures == figures
+    assert (row.byte_count, row.degraded) == (size, False)
+    assert not {"record", "chunk"} & set(kinds(running))
     assert bodies(running, "iteration_end")[0].expected == 1
 
 
@@ -73,7 +73,7 @@ def test_in_any_other_mode_the_elements_travel(running, saved):
     with started(running, a_plan(saved=saved)) as session:
         session.dump("Add", "a", "input", 0, INPUT)
     (record,) = bodies(running, "record")
-    assert not record.HasField("figures")
+    assert rows(running) == []
     assert record.data == INPUT.tobytes()
 
 
@@ -83,6 +83,7 @@ def test_in_any_other_mode_the_elements_travel(running, saved):
 def test_complex_tensors_have_files_and_no_figures(running, saved, lost):
     with started(running, a_plan(saved=saved)) as session:
         session.dump("Add", "a", "input", 0, np.ones(2, "c8"))
+    assert rows(running) == []
     assert len(bodies(running, "record")) == (not lost)
     (end,) = bodies(running, "iteration_end")
     assert dict(end.dropped) == ({"no_statistics": 1} if lost else {})
@@ -92,7 +93,7 @@ def test_an_old_profile_has_its_own_columns(running):
     plan = a_plan("ms2.0", saved="statistic", statistics=("md5",))
     with started(running, plan) as session:
         session.dump("Add", "a", "input", 0, INPUT)
-    assert len(bodies(running, "record")[0].figures.texts) == len(OLD_ITEMS)
+    assert len(rows(running)[0].figures) == len(OLD_ITEMS)
 
 
 @pytest.mark.parametrize(
@@ -143,22 +144,22 @@ def test_on_the_device_a_step_is_read_back_once_and_rows_keep_their_order(runnin
     for name in "abcd":
         source = ArraySource(np.array([7.0])) if name == "b" else OnDevice(name)
         recorder.observe(Observation(0, "Add", name, Side.OUTPUT, 0, "", source))
-    assert bodies(running, "record") == []
+    assert rows(running) == []
     assert Promise.reads == 0
     pipeline.end_iteration(ran=True)
     assert Promise.reads == 1
     recorder.observe(Observation(0, "Add", "e", Side.OUTPUT, 0, "", OnDevice("e")))
     pipeline.close()
-    found = [(r.op_name, *r.figures.texts) for r in bodies(running, "record")]
+    found = [(row.op_name, *row.figures) for row in rows(running)]
     assert found == [("a", "a"), ("b", "7"), ("c", "c"), ("d", "d"), ("e", "e")]
-    stamps = [record.timestamp_us for record in bodies(running, "record")]
+    stamps = [row.timestamp_us for row in rows(running)]
     assert stamps == sorted(stamps)
 
 
 def test_figures_of_a_host_wait_for_the_end_of_a_step_that_fits_the_buffer(running):
-    """Law: a buffer that holds two records loses none of a step with more of them."""
+    """Law: a buffer that holds two rows loses none of a step with more of them."""
     names = "abcdefg"
-    for buffer_bytes, before_the_end in [(1, 7), (4096, 4), (1 << 20, 0)]:
+    for buffer_bytes, before_the_end in [(1, 7), (1024, 4), (1 << 20, 0)]:
         plan = a_plan(saved="statistic", statistics=("max",))
         plan = replace(plan, delivery=Delivery(buffer_bytes=buffer_bytes))
         running.agent.frames.clear()
@@ -168,10 +169,10 @@ def test_figures_of_a_host_wait_for_the_end_of_a_step_that_fits_the_buffer(runni
             array = np.array([number, 1], "f4")
             seen = Observation(0, "Add", name, Side.OUTPUT, 0, "", ArraySource(array))
             pipeline.recorder.observe(seen)
-        assert len(bodies(running, "record")) <= before_the_end
+        assert len(rows(running)) <= before_the_end
         pipeline.end_iteration(ran=True)
         pipeline.close()
-        found = [(r.op_name, *r.figures.texts) for r in bodies(running, "record")]
+        found = [(row.op_name, *row.figures) for row in rows(running)]
         assert found == [(name, str(max(at, 1))) for at, name in enumerate(names)]
         (end,) = bodies(running, "iteration_end")
         assert (end.expected, dict(end.dropped)) == (7, {})

@@ -7,12 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankdump.contract.exchange import IterationEnd, RecordHead
+from rankdump.contract.figure_rows import FigureRows, TensorKind
 from rankdump.contract.key import Side, TensorKey
 from rankdump.ship import items as module
-from rankdump.ship.items import Items
+from rankdump.ship.items import Items, tensors_of
 from rankdump.values import Staged
 
 KEY = TensorKey(0, "Net", 0, 0, 1, "Add", "a", Side.INPUT, 0)
+
+
+KIND = TensorKind(0, "Add", "a", Side.INPUT, 0, "uint8", (1,), 1)
+ROWS = FigureRows(0, (KIND,) * 3, (1, 2, 3), ("1",) * 3)
 
 
 def record() -> Staged:
@@ -28,7 +33,7 @@ def leave(items: Items) -> int:
 
 steps = st.lists(
     st.one_of(
-        st.sampled_from(["record", "declaration", "leave", "straight", "again"]),
+        st.sampled_from(["record", "rows", "declaration", "leave", "straight", "again"]),
         st.integers(0, 50),
     )
 )
@@ -36,18 +41,21 @@ steps = st.lists(
 
 @given(steps=steps)
 def test_the_balance_of_any_course(steps):
-    """Law: every record comes back exactly once, and what is outstanding is never negative."""
+    """Law: every tensor comes back exactly once, and what is outstanding is never negative."""
     items, taken, added, straight = Items(), [], 0, 0
     for step in steps:
         if step == "record":
             items.add(record())
             added += 1
+        elif step == "rows":
+            items.add(ROWS)
+            added += 3
         elif step == "declaration":
             items.add(IterationEnd(0, 0))
         elif step == "leave" and items.unsent:
             leave(items)
         elif step == "straight" and not items.bars_the_way:
-            items.number(is_record=True)
+            items.number(tensors=1)
             straight += 1
         elif step == "again":
             items.send_again()
@@ -59,13 +67,13 @@ def test_the_balance_of_any_course(steps):
             each.sequence for each in items.numbered
         )
         assert items.outstanding >= len(items.waiting) >= 0
-        assert items.held_records + len(taken) == added
-        assert items.held_records <= items.records
+        assert items.held_tensors + sum(map(tensors_of, taken)) == added
+        assert items.held_tensors <= items.tensors
     while items.unsent:
         leave(items)
     taken += items.acknowledge(items.last)
-    assert len(taken) == added
-    assert (items.outstanding, items.records) == (0, 0)
+    assert sum(map(tensors_of, taken)) == added
+    assert (items.outstanding, items.tensors) == (0, 0)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Figures are computed where the tensor is, and read back once."""
+"""Figures are computed where the tensor is, read back once, and leave as rows in their order."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from rankdump import measure as module
 from rankdump.adapters.arrays import ArraySource
-from rankdump.contract.errors import ProtocolError
-from rankdump.contract.exchange import RecordHead
-from rankdump.contract.key import Side, TensorKey
-from rankdump.measure import MAX_WAITING, SMALL_BYTES, Batch, Measure, Measured, Unread
-from rankdump.values import Deferred, Staged
+from rankdump.contract.figure_rows import MAX_ROWS, FigureRows, TensorKind
+from rankdump.contract.key import Side
+from rankdump.measure import MAX_WAITING, SMALL_BYTES, Batch, Figures, Measure, Row, Unread
+from rankdump.values import Deferred
 
-HEAD = RecordHead(TensorKey(0, "Net", 0, 0, 1, "Add", "a", Side.OUTPUT, 0), "float32", (2, 3), 24)
+KIND = TensorKind(0, "Add", "a", Side.OUTPUT, 0, "float32", (2, 3), 24)
 # The Add of the tutorial (mindspore-dump.md 3.4).
 INPUT = np.arange(1, 7, dtype="f4").reshape(2, 3)
 
@@ -44,7 +46,7 @@ class Broken(Promise):
 
 class OnDevice(ArraySource):
     def figures(self, items, precision):
-        return Promise(f"{precision} {','.join(items)}")
+        return Promise(f"{precision} {' '.join(items)}")
 
 
 @pytest.fixture(autouse=True)
@@ -52,8 +54,17 @@ def nothing_asked():
     Promise.asked, Another.asked = [], []
 
 
-def measure(*, on_device: bool) -> Measure:
+def measure(*, on_device: bool = False) -> Measure:
     return Measure(items=("max", "min", "l2norm"), on_device=on_device, precision="low")
+
+
+def row(figures: Figures, number: int = 0, **changed) -> Row:
+    return Row(KIND, number, figures, 0)._replace(**changed)
+
+
+def texts(batch: Batch, the_measure: Measure) -> list[str]:
+    frames = list(batch.read(the_measure))
+    return [text for frame in frames if isinstance(frame, FigureRows) for text in frame.figures]
 
 
 LARGE = np.arange(SMALL_BYTES, dtype="f4")
@@ -63,84 +74,101 @@ LARGE = np.arange(SMALL_BYTES, dtype="f4")
 @pytest.mark.parametrize("turned", [True, False], ids=["turned", "packed"])
 def test_a_large_tensor_of_the_host_is_measured_at_once(on_device: bool, turned: bool):
     array = LARGE.reshape(2, -1).T if turned else LARGE
-    record = measure(on_device=on_device).take(HEAD, ArraySource(array))
-    assert isinstance(record, Staged)
     norm = f"{np.linalg.norm(LARGE.astype('f8')):g}"
-    assert record.head.figures == (f"{SMALL_BYTES - 1:g}", "0", norm)
-    assert (record.head.data_bytes, record.head.byte_count, len(record.data)) == (0, 24, 0)
+    taken = measure(on_device=on_device).take(ArraySource(array))
+    assert taken == f"{SMALL_BYTES - 1:g},0,{norm}"
 
 
 @pytest.mark.parametrize("on_device", [True, False])
-def test_a_small_tensor_has_the_figures_of_the_moment_it_was_taken(on_device):
+@pytest.mark.parametrize("turned", [True, False], ids=["turned", "packed"])
+def test_a_small_tensor_has_the_figures_of_the_moment_it_was_taken(on_device, turned):
     """Law: what the job writes later changes nothing, though figures are computed then."""
-    array, batch = INPUT.copy(), Batch()
-    record = measure(on_device=on_device).take(HEAD, ArraySource(array))
-    assert isinstance(record, Measured)
-    batch.add(record)
+    array, batch, the_measure = INPUT.copy(), Batch(), measure(on_device=on_device)
+    batch.add(row(the_measure.take(ArraySource(array.T if turned else array))))
     array[:] = 0
-    (found,) = batch.read()
-    assert isinstance(found, Staged)
-    assert found.head.figures == ("6", "1", "9.53939")
-    assert (found.head.data_bytes, found.head.byte_count, len(found.data)) == (0, 24, 0)
+    assert texts(batch, the_measure) == ["6,1,9.53939"]
 
 
 def test_small_tensors_of_several_types_keep_their_order():
-    batch, taken = Batch(), measure(on_device=False)
+    batch, the_measure = Batch(), measure()
     arrays = [np.array([n, -n], kind) for n, kind in enumerate(["f4", "i8", "f4", "f2", "i8"])]
-    heads = [replace(HEAD, dtype=array.dtype.name) for array in arrays]
-    for head, array in zip(heads, arrays, strict=True):
-        batch.add(taken.take(head, ArraySource(array)))
-    found = [record.head for record in batch.read()]
-    assert [head.dtype for head in found] == [head.dtype for head in heads]
-    assert [(head.figures or ())[:2] for head in found] == [
-        (f"{array.max():g}", f"{array.min():g}") for array in arrays
+    for array in arrays:
+        kind = replace(KIND, dtype=array.dtype.name)
+        batch.add(row(the_measure.take(ArraySource(array)), kind=kind))
+    (frame,) = batch.read(the_measure)
+    assert isinstance(frame, FigureRows)
+    assert [kind.dtype for kind in frame.kinds] == [array.dtype.name for array in arrays]
+    assert [text.split(",")[:2] for text in frame.figures] == [
+        [f"{array.max():g}", f"{array.min():g}"] for array in arrays
     ]
 
 
 def test_a_batch_says_when_it_should_be_read():
     """Law: a loop without steps is not waited for."""
-    batch, record = Batch(), Staged(HEAD, memoryview(b""))
-    assert [batch.add(record) for _ in range(MAX_WAITING)] == [False] * (MAX_WAITING - 1) + [True]
-    assert len(batch.read()) == MAX_WAITING
-    assert not batch.add(record)
+    batch = Batch()
+    assert [batch.add(row("1")) for _ in range(MAX_WAITING)] == [False] * (MAX_WAITING - 1) + [True]
+    assert len(texts(batch, measure())) == MAX_WAITING
+    assert not batch.add(row("1"))
 
 
-def test_copies_and_promises_are_not_read_together():
-    copied = measure(on_device=False).take(HEAD, ArraySource(INPUT))
-    assert isinstance(copied, Measured)
-    with pytest.raises(ProtocolError, match="Promise"):
-        copied.figures.read([copied.figures, Promise("a")])
+def test_copies_that_wait_do_not_fill_the_memory(monkeypatch):
+    monkeypatch.setattr(module, "MAX_WAITING_BYTES", 100)
+    batch = Batch()
+    assert [batch.add(row(b"x" * 40)) for _ in range(3)] == [False, False, True]
 
 
 def test_a_tensor_of_a_device_is_measured_there_if_the_plan_says_so():
-    record = measure(on_device=True).take(HEAD, OnDevice(INPUT))
-    assert isinstance(record, Measured)
-    assert record.figures.read([record.figures]) == [("low max,min,l2norm",)]
-    on_host = measure(on_device=False).take(HEAD, OnDevice(INPUT))
-    assert isinstance(on_host, Measured)
-    assert on_host.figures.read([on_host.figures]) == [("6", "1", "9.53939")]
+    there = measure(on_device=True)
+    batch = Batch()
+    batch.add(row(there.take(OnDevice(INPUT))))
+    assert texts(batch, there) == ["low max min l2norm"]
+    assert measure().take(OnDevice(INPUT)) == INPUT.tobytes()
 
 
 def test_a_step_is_read_back_at_once_and_in_order():
-    """Law: one read for each kind of device, and the records stay in their order."""
+    """Law: one read for each kind of device, and the rows stay in their order."""
     batch = Batch()
     kinds = [Promise, Another, Promise, Promise, Another]
     for number, kind in enumerate(kinds):
-        batch.add(Measured(HEAD, kind(str(number))))
-    batch.add(Staged(HEAD, memoryview(b"")))
+        batch.add(row(kind(str(number)), number))
+    batch.add(row("known", 5))
     assert (Promise.asked, Another.asked) == ([], [])
-    records = batch.read()
+    assert list(batch.read(measure())) == [
+        FigureRows(0, (KIND,) * 6, tuple(range(6)), ("0", "1", "2", "3", "4", "known"))
+    ]
     assert (Promise.asked, Another.asked) == ([3], [2])
-    assert [record.head.figures for record in records[:-1]] == [(str(n),) for n in range(5)]
-    assert records[-1] == Staged(HEAD, memoryview(b""))
-    assert batch.read() == []
+    assert list(batch.read(measure())) == []
 
 
 def test_a_device_that_fails_loses_its_own_figures_alone():
     batch = Batch()
-    for promise in (Promise("a"), Broken("b"), Another("c")):
-        batch.add(Measured(HEAD, promise))
-    good, bad, also_good = batch.read()
-    assert good.head.figures == ("a",)
-    assert bad == Unread(HEAD)
-    assert also_good.head.figures == ("c",)
+    for number, promise in enumerate((Promise("a"), Broken("b"), Another("c"))):
+        batch.add(row(promise, number))
+    assert list(batch.read(measure())) == [
+        Unread(0, "a"),
+        FigureRows(0, (KIND, KIND), (0, 2), ("a", "c")),
+    ]
+
+
+marks = st.tuples(st.integers(0, 1), st.booleans(), st.booleans())
+
+
+@given(st.lists(st.tuples(marks, st.sampled_from([1, 2, MAX_ROWS - 1, MAX_ROWS])), max_size=6))
+def test_frames_hold_what_belongs_together_and_no_more_than_fits(runs):
+    """Law: each row once, in order, in a frame of its own iteration and fate, split when full."""
+    batch, added = Batch(1 << 30), []
+    for mark, count in runs:
+        for _ in range(count):
+            iteration, switched_on, degraded = mark
+            stamp = len(added)
+            added.append((mark, stamp))
+            batch.add(Row(KIND, stamp, str(stamp), iteration, switched_on, degraded))
+    found, frames = [], list(batch.read(measure()))
+    for frame in frames:
+        assert isinstance(frame, FigureRows)
+        assert 0 < len(frame) <= MAX_ROWS
+        assert frame.figures == tuple(map(str, frame.timestamps_us))
+        mark = frame.iteration, frame.switched_on, frame.degraded
+        found += [(mark, stamp) for stamp in frame.timestamps_us]
+    assert found == added
+    assert len(frames) <= len(runs) + len(added) // MAX_ROWS

@@ -10,7 +10,7 @@ import pytest
 
 from rankdump.contract.exchange import IterationEnd, RecordHead, SessionEnd
 from rankdump.contract.key import Side, TensorKey
-from rankdump.ship import Link, Ship
+from rankdump.ship import Held, Link, Ship
 from rankdump.values import Staged
 from rankdump.wire.frames import CHUNK_BYTES
 
@@ -27,7 +27,7 @@ class Watched:
     """A ship, and what it told its owner."""
 
     def __init__(self, address: str, tmp_path) -> None:
-        self.taken: list[Staged] = []
+        self.taken: list[Held] = []
         self.links: list[Link] = []
         self.ship = Ship(
             introduction_of(plan(tmp_path)),

@@ -18,7 +18,7 @@ from rankdump.contract.exchange import IterationEnd, RecordHead, SessionEnd
 from rankdump.contract.graph import Graph, GraphNode, GraphPart
 from rankdump.contract.key import Side, TensorKey
 from rankdump.contract.slab import MIN_RING_BYTES
-from rankdump.ship import Link, Ship
+from rankdump.ship import Held, Link, Ship
 from rankdump.values import Placing, Staged
 
 from .conftest import FakeAgent, FakeSlab, Running, introduction_of, plan
@@ -38,7 +38,7 @@ class Rank:
     def __init__(self, address: str, tmp_path, wants_slab: bool = True) -> None:
         from dataclasses import replace
 
-        self.taken: list[Staged] = []
+        self.taken: list[Held] = []
         self.torn: list[RecordHead] = []
         self.streams: list[str] = []
         self.patience_s = 10.0
@@ -176,6 +176,9 @@ def test_entries_share_doorbells(host: Running, tmp_path):
 
 
 class Unreadable(ArraySource):
+    def accelerator(self):
+        return None
+
     def copy_into(self, target):
         raise ValueError("gone")
 

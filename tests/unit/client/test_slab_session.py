@@ -24,7 +24,7 @@ from rankdump.contract.plan import (
 )
 from rankdump.values import Observation
 
-from .conftest import FakeSlab, Running, bodies, kinds
+from .conftest import FakeSlab, Running, bodies, kinds, rows
 from .test_slab import LARGE, eventually, order, tensors
 
 SIZE = LARGE // 8
@@ -71,17 +71,19 @@ def test_an_exhausted_slab_is_counted(host: Running, on_full):
         agent.acknowledge_up_to = float("inf")
         session.dump("Add", "last", "input", 0, np.full(SIZE, 3, "u1"))
     (end, *_) = bodies(host, "iteration_end")
-    of_first = [record for record in bodies(host, "record") if record.iteration == 0]
-    whole = [record for record in of_first if not record.degraded]
-    degraded = [record for record in of_first if record.degraded]
+    whole = [record for record in bodies(host, "record") if record.iteration == 0]
+    degraded = [row for row in rows(host) if row.iteration == 0]
     assert end.expected == 21
     assert len(whole) + len(degraded) + sum(end.dropped.values()) == 21
     assert set(end.dropped) == {"buffer_full"}
     assert 0 < len(whole) < 10
     assert len(degraded) == (0 if on_full != "statistic" else 20 - len(whole))
-    for record in degraded:
-        assert tuple(record.figures.texts) == ("3", "3", f"{3 * SIZE**0.5:.6g}")
-        assert (record.byte_count, record.data) == (SIZE, b"")
+    for row in degraded:
+        assert row.figures == ("3", "3", f"{3 * SIZE**0.5:.6g}")
+        assert (row.byte_count, row.degraded) == (SIZE, True)
+    order_of_kinds = kinds(host)
+    if degraded:
+        assert order_of_kinds.index("figure_rows") < order_of_kinds.index("iteration_end")
     assert order(host.agent) == list(range(1, len(order(host.agent)) + 1))
 
 
@@ -99,7 +101,10 @@ def test_what_waits_for_a_verdict_goes_through_the_slab_too(host: Running):
             session.dump("Add", f"a{number}", "input", 0, np.full(9, number, "f4"))
             result = np.full(9, np.inf if number == 1 else 0, "f4")
             session.dump("Add", f"a{number}", "output", 0, result)
-    assert [(r.op_name, r.side) for r in bodies(host, "record")] == [("a1", 1), ("a1", 2)]
+    assert [(r.op_name, r.side) for r in bodies(host, "record")] == [
+        ("a1", Side.INPUT),
+        ("a1", Side.OUTPUT),
+    ]
     assert host.agent.doorbells > 0
     assert tensors(host.agent)[1] == np.full(9, 1, "f4").tobytes()
 
@@ -107,7 +112,8 @@ def test_what_waits_for_a_verdict_goes_through_the_slab_too(host: Running):
 def test_figures_go_through_the_slab_too(host: Running):
     with session_of(host, saved="statistic") as session:
         fill(session, 5)
-    assert [len(r.figures.texts) for r in bodies(host, "record")] == [3] * 5
+    assert [len(row.figures) for row in rows(host)] == [3] * 5
+    assert bodies(host, "record") == []
     assert kinds(host)[-1] == "session_end"
     assert host.agent.doorbells > 0
 
@@ -116,6 +122,9 @@ def test_a_copy_that_fails_is_counted_by_the_agent_and_told_here(host: Running, 
     """Law: expected counts it once; its reason stands in the agent's balance, not in ours."""
 
     class Unreadable(ArraySource):
+        def accelerator(self):
+            return None
+
         def copy_into(self, target):
             raise ValueError("gone")
 

@@ -1,25 +1,37 @@
 """Bytes are copied once, and room for them is counted."""
 
 import threading
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from rankdump.adapters.arrays import ArraySource
 from rankdump.contract.exchange import RecordHead
+from rankdump.contract.figure_rows import FigureRows, TensorKind
 from rankdump.contract.key import Side, TensorKey
-from rankdump.stage import HEAD_BYTES, Budget, Stage
-from rankdump.values import Placing, Staged
+from rankdump.stage import HEAD_BYTES, ROW_BYTES, Budget, Stage
+from rankdump.values import Placing
 
 
-def head(source: ArraySource, figures: tuple[str, ...] | None = None) -> RecordHead:
+def head(source: ArraySource) -> RecordHead:
     key = TensorKey(0, "Net", 0, 0, 1, "Add", "Default/Add-op0", Side.OUTPUT, 0)
-    return RecordHead(key, source.dtype, source.shape, source.byte_count, figures=figures)
+    return RecordHead(key, source.dtype, source.shape, source.byte_count)
 
 
-def stage(budget: Budget, patience=lambda: 0.0) -> Stage:
-    return Stage(budget=budget, patience_s=patience)
+def rows(count: int) -> FigureRows:
+    kind = TensorKind(0, "Add", "Default/Add-op0", Side.OUTPUT, 0, "uint8", (1000,), 1000)
+    return FigureRows(0, (kind,) * count, tuple(range(count)), ("1",) * count)
+
+
+def stage(
+    budget: Budget, *, rows: Budget | None = None, placing: Placing = Placing.ELSEWHERE
+) -> Stage:
+    return Stage(
+        records=budget,
+        rows=rows or Budget(0),
+        patience_s=lambda: 0.0,
+        place=lambda _head, _source: placing,
+    )
 
 
 def test_a_staged_tensor_no_longer_follows_the_job():
@@ -33,27 +45,37 @@ def test_a_staged_tensor_no_longer_follows_the_job():
 
 
 @pytest.mark.parametrize(
-    ("array", "figures", "charge"),
-    [
-        (np.zeros(1000, "u1"), None, 1000),
-        (np.zeros(1, "u1"), None, HEAD_BYTES),
-        (np.zeros(1000, "u1"), (), HEAD_BYTES),
-    ],
+    ("array", "charge"), [(np.zeros(1000, "u1"), 1000), (np.zeros(1, "u1"), HEAD_BYTES)]
 )
-def test_room_is_what_a_record_takes_until_it_is_let_go(array, figures, charge):
+def test_room_is_what_a_record_takes_until_it_is_let_go(array, charge):
     """Law: a record is never free, or tiny ones without end would fill the memory."""
-    budget = Budget(1 << 20)
-    room, record = stage(budget), head(ArraySource(array), figures)
-    assert room.admit(record)
+    budget, source = Budget(1 << 20), ArraySource(array)
+    room = stage(budget)
+    record = room.keep(head(source), source)
+    assert record is not None
     assert budget.held_bytes == charge
     room.release(record)
     assert budget.held_bytes == 0
 
 
 def test_a_full_buffer_admits_nothing_more():
-    room, record = stage(Budget(8)), head(ArraySource(np.ones(1)))
-    assert room.admit(record)
-    assert not room.admit(record)
+    room, source = stage(Budget(8)), ArraySource(np.ones(1))
+    assert room.keep(head(source), source)
+    assert room.keep(head(source), source) is None
+
+
+def test_rows_have_room_of_their_own():
+    """Law: figures leave though records fill their buffer, and are charged until they did."""
+    records, budget, source = Budget(8), Budget(3 * ROW_BYTES), ArraySource(np.ones(1))
+    room = stage(records, rows=budget)
+    assert room.keep(head(source), source)
+    assert room.admit(rows(2))
+    assert not room.admit(rows(2))
+    assert room.admit(rows(1))
+    assert budget.held_bytes == 3 * ROW_BYTES
+    room.release(rows(2))
+    room.release(rows(1))
+    assert (budget.held_bytes, records.held_bytes) == (0, HEAD_BYTES)
 
 
 def test_a_tensor_larger_than_the_buffer_goes_in_alone():
@@ -74,6 +96,9 @@ def test_waiting_ends_when_room_is_made():
 
 
 class Unreadable(ArraySource):
+    def accelerator(self):
+        return None
+
     def copy_into(self, target):
         raise ValueError("gone")
 
@@ -85,47 +110,31 @@ def test_a_copy_that_fails_holds_no_room():
     assert budget.held_bytes == 0
 
 
-def figures_of(record: RecordHead, _source) -> Staged:
-    return Staged(replace(record, figures=("1",), degraded=True), memoryview(b""))
-
-
 @pytest.mark.parametrize(
-    ("placing", "room", "reduce", "kept"),
+    ("placing", "room", "kept"),
     [
-        (Placing.DONE, 0, None, "straight"),
-        (Placing.ELSEWHERE, 1 << 20, None, "bytes"),
-        (Placing.ELSEWHERE, 1 << 20, figures_of, "bytes"),
-        (Placing.ELSEWHERE, 1, figures_of, "figures"),
-        (Placing.ELSEWHERE, 1, None, None),
-        (Placing.ELSEWHERE, 1, lambda _head, _source: None, None),
-        (Placing.FULL, 1 << 20, None, None),
-        (Placing.FULL, 1 << 20, figures_of, "figures"),
+        (Placing.DONE, 0, "straight"),
+        (Placing.ELSEWHERE, 1 << 20, "bytes"),
+        (Placing.ELSEWHERE, 1, None),
+        (Placing.FULL, 1 << 20, None),
     ],
 )
-def test_where_a_tensor_goes(placing, room, reduce, kept):
-    """Law: the bytes where there is room, else the figures where the plan wants them, else none.
-
-    A slab that is full is no reason to fill the heap instead.
-    """
+def test_where_a_tensor_goes(placing, room, kept):
+    """Law: the bytes where there is room; a slab that is full is no reason to fill the heap."""
     budget, source = Budget(HEAD_BYTES + room), ArraySource(np.ones(1000, "u1"))
     if room == 1:
         assert budget.acquire(1, lambda: 0.0)
-    the_stage = Stage(
-        budget=budget,
-        patience_s=lambda: 0.0,
-        place=lambda _head, _source: placing,
-        reduce=reduce,
-    )
     before = budget.held_bytes
+    the_stage = stage(budget, placing=placing)
     record = the_stage.keep(head(source), source)
     if record is None:
         assert kept is None
+    elif kept == "straight":
+        assert record.on_its_way
         assert budget.held_bytes == before
-    elif record.on_its_way:
-        assert (kept, budget.held_bytes) == ("straight", before)
     else:
-        held = {"bytes": 1000, "figures": HEAD_BYTES}[str(kept)]
-        assert budget.held_bytes - before == held
-        assert bytes(record.data) == (b"\1" * 1000 if kept == "bytes" else b"")
-        the_stage.release(record.head)
-        assert budget.held_bytes == before
+        assert budget.held_bytes - before == 1000
+        assert bytes(record.data) == b"\1" * 1000
+    if record is not None:
+        the_stage.release(record)
+    assert budget.held_bytes == before

@@ -1,6 +1,8 @@
 """Positions rise, and an event belongs to the iteration it began in."""
 
-from rankdump.contract.events import EventKind, ProcessGroup
+import threading
+
+from rankdump.contract.events import Event, EventKind, ProcessGroup
 from rankdump.trace import Trace
 from rankdump.values import Collective
 
@@ -55,3 +57,48 @@ def test_a_trace_that_keeps_nothing_still_counts():
     assert not trace.finished(trace.started(), graph=0, name="a", collective=None)
     assert trace.take() is None
     assert trace.started()[0] == 2
+
+
+def test_threads_lose_no_event_and_share_no_position():
+    """Law: whoever takes while others finish, each event is handed over once, at its own place."""
+    trace, events, done = Trace(), [], threading.Event()
+
+    def run(graph: int) -> None:
+        for number in range(2000):
+            trace.finished(trace.started(), graph=graph, name=f"{number}", collective=None)
+
+    def take() -> None:
+        while not done.is_set():
+            columns = trace.take()
+            if columns is not None:
+                events.extend(columns.events())
+
+    threads = [threading.Thread(target=run, args=(graph,)) for graph in range(4)]
+    taker = threading.Thread(target=take)
+    for thread in (taker, *threads):
+        thread.start()
+    for thread in threads:
+        thread.join()
+    done.set()
+    taker.join()
+    rest = trace.take()
+    events += [] if rest is None else rest.events()
+    assert sorted(e.position for e in events) == list(range(1, 8001))
+    assert {(e.graph, e.name) for e in events} == {
+        (graph, f"{number}") for graph in range(4) for number in range(2000)
+    }
+    assert all(e.end_position >= e.position for e in events)
+
+
+def test_operators_and_collectives_stand_in_one_batch():
+    trace = Trace(clock_us=iter(range(100)).__next__)
+    group = ProcessGroup("g", (0, 1))
+    what = Collective(EventKind.SEND, group, 5, 10, "float32", peer=1)
+    trace.finished(trace.started(), graph=2, name="a", collective=None)
+    trace.finished(trace.started(), graph=0, name="send", collective=what)
+    columns = trace.take()
+    assert columns is not None
+    operator, message = columns.events()
+    assert operator == Event(2, 0, 1, 1, "a", EventKind.OPERATOR, 0, 1)
+    assert (message.kind, message.group, message.sequence) == (EventKind.SEND, "g", 5)
+    assert (message.element_count, message.dtype, message.peer) == (10, "float32", 1)

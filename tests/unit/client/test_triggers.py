@@ -26,7 +26,7 @@ from rankdump.contract.plan import (
 from rankdump.pipeline import Pipeline
 from rankdump.values import Deferred, Observation
 
-from .conftest import Running, bodies, event_names, introduction_of, kinds
+from .conftest import Running, bodies, event_names, introduction_of, kinds, rows
 
 GOOD, BAD = np.ones(4, "f4"), np.array([1, np.inf], "f4")
 
@@ -47,8 +47,7 @@ def request() -> SessionRequest:
 
 
 def found(running: Running) -> list[tuple[str, str, int]]:
-    sides = {1: "input", 2: "output"}
-    return [(r.op_name, sides[r.side], r.slot) for r in bodies(running, "record")]
+    return [(r.op_name, r.side.value, r.slot) for r in bodies(running, "record")]
 
 
 def run(session: rankdump.Session, name: str, *outputs: np.ndarray) -> None:
@@ -71,6 +70,9 @@ class Tensor(ArraySource):
         if self.fails == "finite":
             raise RuntimeError("no answer")
         return super().finite()
+
+    def accelerator(self):
+        return None
 
     def copy_into(self, target: memoryview) -> None:
         if self.fails == "copy":
@@ -186,8 +188,9 @@ def test_figures_of_an_overflow(running):
     with rankdump.Session(plan, agent=running.address) as session:
         run(session, "good", GOOD)
         run(session, "it", BAD)
-    texts = [list(r.figures.texts) for r in bodies(running, "record")]
-    assert texts == [["1", "1", "2"], ["inf", "1", "inf"]]
+    assert [row.figures for row in rows(running)] == [("1", "1", "2"), ("inf", "1", "inf")]
+    (end,) = bodies(running, "iteration_end")
+    assert (end.expected, dict(end.dropped)) == (2, {})
 
 
 class Promise:
@@ -227,7 +230,7 @@ def test_on_the_device_only_figures_of_an_overflow_are_read_back(running):
     pipeline.end_iteration(ran=True)
     pipeline.close()
     assert Promise.read_back == ["it in", "it out"]
-    assert [list(r.figures.texts) for r in bodies(running, "record")] == [["it in"], ["it out"]]
+    assert [row.figures for row in rows(running)] == [("it in",), ("it out",)]
 
 
 def test_parameters_and_constants_are_no_operators(running):

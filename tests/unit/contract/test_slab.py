@@ -258,3 +258,14 @@ def test_the_other_process_never_sees_a_number_half_written(tmp_path: Path):
                 last_released, last_written = released, written
     assert rank.returncode == 0
     assert watcher.written == watcher.released > 0
+
+
+def test_what_was_not_announced_is_left_for_later():
+    memory = fresh()
+    writer, reader = SlabWriter(memory), SlabReader(memory)
+    assert put(writer, b"first", b"1")
+    announced = writer.written
+    assert put(writer, b"second", b"2")
+    assert [bytes(e.frame) for e in reader.entries(announced)] == [b"first"]
+    assert [bytes(e.frame) for e in reader.entries(0)] == []
+    assert [bytes(e.frame) for e in reader.entries(writer.written)] == [b"second"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -22,6 +23,11 @@ INF, NAN = math.inf, math.nan
 
 def raw(array: np.ndarray) -> memoryview:
     return memoryview(array.tobytes())
+
+
+def unsigned_zeros(found: dict[str, str]) -> dict[str, str]:
+    """Zeros of both signs are equal: which one is the extreme depends on the order of comparing."""
+    return {item: "0" if text == "-0" else text for item, text in found.items()}
 
 
 def of(items: tuple[str, ...], array: np.ndarray) -> tuple[str, ...]:
@@ -134,7 +140,8 @@ def test_figures_equal_a_float64_reference(name: str, data: st.DataObject):
             "md5": hashlib.md5(array.tobytes()).hexdigest(),
         }
         mean, norm = wide.sum() / wide.size, math.sqrt(np.square(wide).sum())
-    assert {item: found[item] for item in expected} == expected
+    seen = {item: found[item] for item in expected}
+    assert unsigned_zeros(seen) == unsigned_zeros(expected)
     # Sums may differ in their last bit with the order of addition, so they are compared as numbers.
     for item, value in (("avg", mean), ("l2norm", norm)):
         scale = float(np.abs(wide).max()) if np.isfinite(wide).all() else 0.0
@@ -167,16 +174,62 @@ def test_many_tensors_have_the_figures_of_each(name: str, data: st.DataObject):
         bytes(data.draw(st.lists(byte, min_size=n * item_bytes, max_size=n * item_bytes)))
         for n in sizes
     ]
-    together = statistics.figures_of_many(ALL, name, tensors)
-    for each, texts in zip(tensors, together, strict=True):
+    together = statistics.texts_of_many(ALL, name, tensors)
+    for each, text in zip(tensors, together, strict=True):
         alone = dict(zip(ALL, figures(ALL, name, memoryview(each)), strict=True))
-        found = dict(zip(ALL, texts, strict=True))
+        found = dict(zip(ALL, text.split(","), strict=True))
         # A sum may differ in its last bit with the order of addition.
         assert float(found.pop("l2norm")) == pytest.approx(float(alone.pop("l2norm")), nan_ok=True)
         sums = (float(found.pop("avg")), float(alone.pop("avg")))
         extremes = [abs(float(alone[item])) for item in ("max", "min")]
         assert sums[0] == pytest.approx(sums[1], abs=1e-12 * max(extremes), nan_ok=True)
-        assert found == alone
+        assert unsigned_zeros(found) == unsigned_zeros(alone)
+
+
+def test_text_is_the_figures_with_commas_between_them():
+    data = raw(np.array([1, -2, 2], "f4"))
+    assert statistics.text_of(("max", "min", "l2norm"), "float32", data) == "2,-2,3"
+    assert figures((), "float32", data) == ()
+    assert statistics.texts_of_many((), "float32", [bytes(data)] * 2) == ["", ""]
+    assert statistics.texts_of_many(("count", "max"), "float32", []) == []
+
+
+def test_tensor_without_elements_has_figures_of_its_own():
+    found = figures(ALL, "float32", memoryview(b""))
+    zeros = dict(zip(ALL, found, strict=True))
+    assert (zeros["max"], zeros["min"], zeros["avg"]) == ("-inf", "inf", "nan")
+    assert (zeros["count"], zeros["l2norm"]) == ("0", "0")
+
+
+def test_many_tensors_of_several_blocks_have_the_figures_of_each(monkeypatch: pytest.MonkeyPatch):
+    """Law: where neighbours are taken together changes no figure, nor does a larger one's size."""
+    rng = np.random.default_rng(3)
+    tensors = [rng.normal(size=size).astype("f4").tobytes() for size in (5, 60, 9, 200, 1, 1, 64)]
+    items = ("max", "min", "l2norm", "avg", "count")
+    alone = [statistics.text_of(items, "float32", memoryview(each)) for each in tensors]
+    monkeypatch.setattr(moments, "_BLOCK", 64)
+    assert statistics.texts_of_many(items, "float32", tensors) == alone
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("size", [3, 1 << 14, (1 << 16) + 5])
+@pytest.mark.parametrize("name", ["float16", "float32", "float64", "int64", "bool"])
+def test_norm_of_every_row_counts(name: str, size: int):
+    """The products of whole rows and of the rest add up; an overflow of float64 is infinity."""
+    ones = np.ones(size, name)
+    assert of(("l2norm", "avg"), ones) == (f"{math.sqrt(size):g}", "1")
+    if name == "float64":
+        assert of(("l2norm", "max"), ones * 1e200) == ("inf", "1e+200")
+
+
+def test_threads_do_not_share_what_they_widen():
+    """Law: figures taken by several threads at once are those of one."""
+    rng = np.random.default_rng(5)
+    arrays = [rng.normal(size=300_000, scale=i + 1).astype("f4") for i in range(8)]
+    items = ("l2norm", "avg")
+    expected = [of(items, array) for array in arrays]
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(lambda array: of(items, array), arrays)) == expected
 
 
 def test_many_tensors_have_elements_and_a_type_with_figures():
@@ -185,7 +238,7 @@ def test_many_tensors_have_elements_and_a_type_with_figures():
         ("float32", [b"1234", b""], "tensor 1 of 2 has no elements"),
     ]:
         with pytest.raises(UnsupportedError, match=message):
-            statistics.figures_of_many(("max",), dtype, tensors)
+            statistics.texts_of_many(("max",), dtype, tensors)
 
 
 def test_figures_of_more_than_one_block_are_those_of_the_whole():

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from suites.travel import ONE, blobs, names, same_columns, sent, sint64, texts, uint32, uint64
 
+from rankdump.contract.dtypes import ELEMENT_TYPES
 from rankdump.contract.errors import ProtocolError
 from rankdump.contract.events import COLUMN_TYPES, Event, EventColumns, EventKind, ProcessGroup
 from rankdump.contract.exchange import (
@@ -17,8 +18,9 @@ from rankdump.contract.exchange import (
     SessionGrant,
     SessionRequest,
 )
+from rankdump.contract.figure_rows import MAX_ROWS, FigureRows, TensorKind
 from rankdump.contract.key import Side, TensorKey
-from rankdump.wire import convert
+from rankdump.wire import convert, kinds
 from rankdump.wire.v1 import agent_pb2, events_pb2
 
 # sessions
@@ -64,39 +66,69 @@ def test_hostile_session_request(fields: dict[str, Any], cause: str):
         convert.session_request_from_wire(agent_pb2.OpenSessionRequest(**(good | fields)))
 
 
-@given(grant=st.builds(SessionGrant, blobs, uint64, uint64, texts))
+@given(grant=st.builds(SessionGrant, blobs, uint64, uint64, texts, redirect=texts))
 def test_session_grant(grant: SessionGrant):
     """An answer comes back as it was."""
     message = sent(convert.session_grant_to_wire(grant), agent_pb2.OpenSessionResponse)
     assert convert.session_grant_from_wire(message) == grant
 
 
-# records
+# records and rows of figures
+
+counts = st.integers(0, kinds.LIMIT - 1)
+other_types = texts.filter(lambda name: name not in ELEMENT_TYPES)
+tensor_kinds = st.builds(
+    TensorKind,
+    graph=uint32,
+    op_type=texts,
+    op_name=texts,
+    side=st.sampled_from(Side),
+    slot=uint32,
+    dtype=other_types,
+    shape=st.lists(counts, max_size=kinds.MAX_DIMENSIONS).map(tuple),
+    byte_count=counts,
+    argument=texts,
+    constant=st.booleans(),
+)
+
+
+@given(kind=tensor_kinds)
+def test_kind(kind: TensorKind):
+    """What is the same in every iteration comes back, from the same bytes each time."""
+    data = kinds.kind_to_wire(kind)
+    assert kinds.kind_from_wire(data) == kind
+    kinds.kind_to_wire.cache_clear()
+    assert kinds.kind_to_wire(kind) == data
+
 
 heads = st.builds(
-    RecordHead,
-    key=st.builds(
-        TensorKey,
-        rank=st.just(3),
-        net_name=st.just("Net"),
-        graph=uint32,
-        iteration=uint64,
-        timestamp_us=uint64,
-        op_type=texts,
-        op_name=texts,
-        side=st.sampled_from(Side),
-        slot=uint32,
-        task=uint32,
-        stream=uint32,
-        constant=st.booleans(),
+    lambda kind, iteration, timestamp_us, task, stream, switched_on: RecordHead(
+        TensorKey(
+            rank=3,
+            net_name="Net",
+            graph=kind.graph,
+            iteration=iteration,
+            timestamp_us=timestamp_us,
+            op_type=kind.op_type,
+            op_name=kind.op_name,
+            side=kind.side,
+            slot=kind.slot,
+            task=task,
+            stream=stream,
+            constant=kind.constant,
+        ),
+        kind.dtype,
+        kind.shape,
+        kind.byte_count,
+        kind.argument,
+        switched_on,
     ),
-    dtype=texts,
-    shape=st.lists(uint64, max_size=convert.MAX_DIMENSIONS).map(tuple),
-    byte_count=uint64,
-    argument=texts,
-    # No figure at all is not the same as no figures.
-    figures=st.none() | st.lists(texts, max_size=4).map(tuple),
-    switched_on=st.booleans(),
+    tensor_kinds,
+    counts,
+    counts,
+    uint32,
+    uint32,
+    st.booleans(),
 )
 
 
@@ -108,19 +140,80 @@ def test_record(head: RecordHead, data: bytes):
     assert message.data == data
 
 
+@given(
+    rows=st.lists(st.tuples(tensor_kinds, counts, texts), max_size=5),
+    iteration=counts,
+    switched_on=st.booleans(),
+    degraded=st.booleans(),
+)
+def test_figure_rows(
+    rows: list[tuple[TensorKind, int, str]], iteration: int, switched_on: bool, degraded: bool
+):
+    """Rows come back in their order."""
+    columns = tuple(zip(*rows, strict=True)) or ((), (), ())
+    sent_rows = FigureRows(iteration, *columns, switched_on=switched_on, degraded=degraded)
+    message = sent(convert.figure_rows_to_wire(sent_rows), agent_pb2.FigureRows)
+    assert convert.figure_rows_from_wire(message) == sent_rows
+
+
+def a_kind(**fields: Any) -> bytes:
+    good: dict[str, Any] = {"side": 1, "dtype": "uint8", "shape": [3], "byte_count": 3}
+    return agent_pb2.TensorKind(**(good | fields)).SerializeToString()
+
+
+@pytest.mark.parametrize(
+    ("data", "cause"),
+    [
+        (b"\xff", "of no kind"),
+        (a_kind(side=0), "record with side 0"),
+        (a_kind(side=7), "record with side 7"),
+        (a_kind(side=-1), "record with side -1"),
+        (a_kind(shape=[1] * 65, byte_count=1), "65 dimensions"),
+        (a_kind(dtype="", byte_count=1 << 63), "number over"),
+        (a_kind(dtype="", shape=[1 << 63]), "number over"),
+        (a_kind(byte_count=4), r"4 bytes for uint8 of shape \[3\]"),
+    ],
+)
+def test_hostile_kind(data: bytes, cause: str):
+    """A kind that contradicts itself is refused, in a record and in rows."""
+    with pytest.raises(ProtocolError, match=cause):
+        convert.record_from_wire(agent_pb2.Record(kind=data), rank=0, net_name="Net")
+    rows = agent_pb2.FigureRows(kinds=[data], timestamps_us=[1], figures=["1"])
+    with pytest.raises(ProtocolError, match=cause):
+        convert.figure_rows_from_wire(rows)
+
+
+@pytest.mark.parametrize("fields", [{"iteration": 1 << 63}, {"timestamp_us": 1 << 63}])
+def test_hostile_record(fields: dict[str, Any]):
+    """Numbers from the wire end in signed columns."""
+    message = agent_pb2.Record(kind=a_kind(), **fields)
+    with pytest.raises(ProtocolError, match="number over"):
+        convert.record_from_wire(message, rank=0, net_name="Net")
+
+
 @pytest.mark.parametrize(
     ("fields", "cause"),
     [
-        ({}, "record with side 0"),
-        ({"side": 7}, "record with side 7"),
-        ({"side": -1}, "record with side -1"),
-        ({"side": 1, "shape": [1] * 65}, "65 dimensions"),
+        ({"figures": []}, r"\[0, 1\] rows"),
+        ({"timestamps_us": [1, 2]}, r"\[1, 2\] rows"),
+        ({"timestamps_us": [1 << 63]}, "number over"),
+        ({"iteration": 1 << 63}, "number over"),
     ],
 )
-def test_hostile_record(fields: dict[str, Any], cause: str):
-    """A record without a side or with too many dimensions is refused."""
+def test_hostile_figure_rows(fields: dict[str, Any], cause: str):
+    """Columns of different lengths are refused, and numbers that fit no column."""
+    good: dict[str, Any] = {"kinds": [a_kind()], "timestamps_us": [1], "figures": ["1"]}
     with pytest.raises(ProtocolError, match=cause):
-        convert.record_from_wire(agent_pb2.Record(**fields), rank=0, net_name="Net")
+        convert.figure_rows_from_wire(agent_pb2.FigureRows(**(good | fields)))
+
+
+def test_too_many_figure_rows():
+    many = MAX_ROWS + 1
+    message = agent_pb2.FigureRows(
+        kinds=[a_kind()] * many, timestamps_us=[1] * many, figures=["1"] * many
+    )
+    with pytest.raises(ProtocolError, match="at most 1024"):
+        convert.figure_rows_from_wire(message)
 
 
 def test_unpaired_surrogates():
@@ -130,7 +223,8 @@ def test_unpaired_surrogates():
     message = sent(
         convert.record_to_wire(RecordHead(key, "int8", (), 1, bad), b"x"), agent_pb2.Record
     )
-    assert (message.op_type, message.op_name, message.argument) == ("a?/b", "a?/b", "a?/b")
+    kind = kinds.kind_from_wire(message.kind)
+    assert (kind.op_type, kind.op_name, kind.argument) == ("a?/b", "a?/b", "a?/b")
     columns = EventColumns.of([Event(0, 0, 0, 0, bad, EventKind.OPERATOR, 0, 0)])
     assert list(convert.events_to_wire(columns).names) == ["", "a?/b"]
 

@@ -16,6 +16,7 @@ from rankdump.contract.exchange import (
     RecordHead,
     SessionEnd,
 )
+from rankdump.contract.figure_rows import FigureRows, TensorKind
 from rankdump.contract.graph import (
     Graph,
     GraphNode,
@@ -110,15 +111,12 @@ def test_tensor_of_too_many_dimensions(of_parameter: bool):
         convert.declaration_from_wire(agent_pb2.Frame(sequence=4, graph_part=part))
 
 
-@pytest.mark.parametrize("figures", [(), ("6", "1", "nan")])
-def test_figures_are_one_frame(figures: tuple[str, ...]):
-    """A record whose figures stand for its elements is one frame, whatever its tensor's size."""
-    key = TensorKey(3, "Net", 0, 0, 1, "T", "a", Side.INPUT, 0)
-    head = RecordHead(key, "uint8", (1 << 40,), 1 << 40, figures=figures)
-    (frame,) = frames.record_frames(7, head, memoryview(b""))
-    frame = sent(frame, agent_pb2.Frame)
-    assert frame.record.data == b""
-    assert convert.record_from_wire(frame.record, rank=3, net_name="Net") == head
+def test_rows_of_figures_in_a_frame():
+    """Rows travel in a frame, whatever their tensors' size."""
+    kind = TensorKind(0, "T", "a", Side.INPUT, 0, "uint8", (1 << 40,), 1 << 40)
+    rows = FigureRows(3, (kind, kind), (1, 2), ("6,1,nan", "7,2,0"))
+    frame = sent(frames.declaration_frame(7, rows), agent_pb2.Frame)
+    assert convert.declaration_from_wire(frame) == rows
 
 
 def test_events_in_a_frame():

@@ -11,12 +11,13 @@ from rankdump.adapters.torch.ddp import observe_buckets
 from rankdump.adapters.torch.describing import Describer
 from rankdump.adapters.torch.gradients import Gradients
 from rankdump.adapters.torch.guard import shielded
+from rankdump.adapters.torch.internals import structure_of
 from rankdump.adapters.torch.marks import Marking
 from rankdump.adapters.torch.modules import Installation
 from rankdump.adapters.torch.numbering import Numbering
 from rankdump.adapters.torch.observing import Observer
 from rankdump.adapters.torch.parameters import Parameters
-from rankdump.adapters.torch.scopes import tree_of
+from rankdump.adapters.torch.scopes import Tree, tree_of
 from rankdump.values import IterationHook, Recorder
 
 
@@ -40,6 +41,7 @@ class TorchHook:
         )
         self._parameters = Parameters(model, self._observer)
         self._installed: Installation | None = None
+        self._structure: list[object] | None = None
         self._iteration = -1
         self._listening = False
         if dist.is_available():
@@ -84,13 +86,22 @@ class TorchHook:
 
     def _arm(self) -> None:
         self._calls.restart()
-        self._parameters.start()
         self._describer.forget()
-        tree = tree_of(self._model)
+        structure = structure_of(self._model)
+        self._parameters.start(structure)
+        # The hooks that are in place keep alive what the structure knows by identity.
+        if self._installed is None or structure is None or structure != self._structure:
+            self._install(tree_of(self._model))
+            # Hooks that stand for a compiled region are part of it.
+            self._structure = structure_of(self._model)
+        else:
+            self._marking.refresh()
+        self._describe_parameters()
+
+    def _install(self, tree: Tree) -> None:
         for note in tree.notes:
             self._observer.recorder.warn_once(note)
         self._marking.tell(tree)
-        self._describe_parameters()
         if self._installed is None or not self._installed.tree.same_as(tree):
             self._uninstall()
             self._installed = Installation(tree, self._calls)

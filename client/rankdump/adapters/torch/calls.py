@@ -54,8 +54,8 @@ class Frame:
         """Full scope name."""
         if self.call is None:
             return ""
-        scope, number = self.call.scope, self.call.number
-        return scope.recomputation(number) if self.again else scope.forward(number)
+        names = self.call.names
+        return names.recomputation if self.again else names.forward
 
 
 class _Stack(threading.local):

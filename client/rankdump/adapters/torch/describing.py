@@ -84,14 +84,14 @@ class Describer:
 
     def begun(self, call: Call, module: Module, leaves: Sequence[Leaf]) -> Sketch:
         """Note what a call reads and where it is made, before it may change anything."""
-        forward = call.scope.forward(call.number)
+        forward = call.names.forward
         known = self._forwards.setdefault(forward, _Forward(lines_now(besides=_NOT_THE_USERS)))
         tensors = _tensors(leaves)
         wanted = (t for t in tensors if t.requires_grad and not isinstance(t, Parameter))
         known.gradients = known.gradients or _types(wanted)
         inputs = [maker for tensor in tensors for maker in self._producers.makers(tensor) or ("",)]
         for maker in filter(None, inputs):
-            self._readers.setdefault(maker, {})[call.scope.gradient(call.number)] = None
+            self._readers.setdefault(maker, {})[call.names.gradient] = None
         own = (self._names.get(id(tensor), "") for _, tensor in own_tensors(module))
         inputs += [name for name in own if name and name not in inputs]
         return Sketch(tuple(inputs), known.source)
@@ -101,7 +101,7 @@ class Describer:
     ) -> None:
         """Describe a call; of one that raised there are no results."""
         tensors = _tensors(results)
-        known = self._forwards.get(call.scope.forward(call.number))
+        known = self._forwards.get(call.names.forward)
         for tensor in tensors:
             maker = self._producers.made(tensor, name)
             if known is not None:
@@ -118,8 +118,8 @@ class Describer:
 
     def gradient(self, call: Call) -> None:
         """Describe the backward of a call; it follows from those that ran before it."""
-        name = call.scope.gradient(call.number)
-        known = self._forwards.get(call.scope.forward(call.number))
+        name = call.names.gradient
+        known = self._forwards.get(call.names.forward)
         if known is None or name in self._gradients:
             return
         self._gradients.add(name)

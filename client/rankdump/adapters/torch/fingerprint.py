@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor, strided
 
 from rankdump.adapters.torch.internals import has_own_elements, unwrapped, version_of
 
 
-@dataclass(frozen=True, slots=True)
-class Fingerprint:
+class Fingerprint(NamedTuple):
     """Which memory a tensor had, at which version of its content."""
 
     tensor: weakref.ref[Tensor]
@@ -33,7 +32,7 @@ def fingerprint_of(tensor: Tensor | None) -> Fingerprint | None:
     """Return what a tensor is known by; None when it has no address or counts no versions."""
     if tensor is None or unwrapped(tensor) is not tensor or not has_own_elements(tensor):
         return None
-    if tensor.is_inference() or tensor.layout is not strided or tensor.device.type == "meta":
+    if tensor.is_inference() or tensor.layout is not strided or tensor.is_meta:
         return None
     address = tensor.data_ptr()
     return Fingerprint(weakref.ref(tensor), address, version_of(tensor)) if address else None

@@ -47,7 +47,7 @@ class Gradients:
         `again` says the call is being recomputed: slots its forward already waits for are left
         alone, so that no gradient is recorded twice. Either way they carry the forward's number.
         """
-        name = call.scope.gradient(call.number)
+        name = call.names.gradient
         # The gradients arriving make the event, whether or not their values are wanted.
         if side is Side.INPUT and not self._observer.recorder.wants(name, Side.OUTPUT):
             return
@@ -74,7 +74,7 @@ class Gradients:
 
     def take(self, call: Call, side: Side, leaf: Leaf) -> None:
         """Hand over a gradient that has arrived, on that side of the forward."""
-        observer, name = self._observer, call.scope.gradient(call.number)
+        observer, name = self._observer, call.names.gradient
         if not observer.armed:
             return
         if call.arrivals.begins(side, leaf.slot):

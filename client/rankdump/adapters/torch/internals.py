@@ -16,17 +16,20 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Module
+from torch.nn import Module, Parameter
 
 _C: Any = torch._C
 _functorch: Any = getattr(_C, "_functorch", None)
+_is_wrapped: Callable[[Tensor], bool] = getattr(
+    _functorch, "is_functorch_wrapped_tensor", lambda _tensor: False
+)
 _graph: Any = getattr(_C, "_autograd", None)
 _evaluation: Any = getattr(getattr(_C, "_dynamo", None), "eval_frame", None)
 
 
 def unwrapped(tensor: Tensor) -> Tensor:
     """Return the tensor below the wrappers of torch.func; a vmapped one has its batch."""
-    while _functorch is not None and _functorch.is_functorch_wrapped_tensor(tensor):
+    while _is_wrapped(tensor):
         tensor = _functorch.get_unwrapped(tensor)
     return tensor
 
@@ -34,7 +37,9 @@ def unwrapped(tensor: Tensor) -> Tensor:
 def has_own_elements(tensor: Tensor) -> bool:
     """Return whether the tensor keeps its elements itself, not through its Python class."""
     kind: Any = type(tensor)
-    return kind is Tensor or kind.__torch_dispatch__ is Tensor.__torch_dispatch__
+    if kind is Tensor or kind is Parameter:
+        return True
+    return kind.__torch_dispatch__ is Tensor.__torch_dispatch__
 
 
 def version_of(tensor: Tensor) -> int:
@@ -50,6 +55,32 @@ def viewed(tensor: Tensor) -> Tensor | None:
 def node_number(node: Any) -> int:
     """Return the number of a node of the graph, in the order in which its thread made nodes."""
     return node._sequence_nr()
+
+
+def structure_of(model: Module) -> list[object] | None:
+    """Return what a model is made of, equal as long as nothing was put in, out or elsewhere.
+
+    None for one with parts that do not tell. Only the identities of modules and parameters are in
+    it: they mean something to whoever keeps those alive.
+    """
+    found: list[object] = []
+    waiting, seen = [model], set[int]()
+    while waiting:
+        module = waiting.pop()
+        if id(module) in seen:
+            continue
+        if isinstance(module, torch.jit.ScriptModule):
+            return None
+        seen.add(id(module))
+        found += (id(module), type(module), module.training, id(compiled_call(module)))
+        for parts in (module._modules, module._parameters):
+            found += parts
+            found += map(id, parts.values())
+        # A buffer may be another tensor after every step; its name and place matter.
+        found += [(name, part is None) for name, part in module._buffers.items()]
+        found += module._non_persistent_buffers_set
+        waiting += [child for child in module._modules.values() if child is not None]
+    return found
 
 
 def is_persistent(module: Module, buffer: str) -> bool:

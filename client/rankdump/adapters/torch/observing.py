@@ -84,19 +84,8 @@ class Observer:
             if isinstance(source, str):
                 self.recorder.lose(op_name, side, source)
                 return
-            self.recorder.observe(
-                Observation(
-                    graph=self.graph,
-                    op_type=op_type,
-                    op_name=op_name,
-                    side=side,
-                    slot=leaf.slot,
-                    argument=leaf.argument,
-                    tensor=source,
-                    state=state,
-                    constant=constant,
-                )
-            )
+            place = (self.graph, op_type, op_name, side, leaf.slot, leaf.argument)
+            self.recorder.observe(Observation(*place, source, state, constant))
         except Exception as error:
             self.recorder.lose(op_name, side, HOOK_FAILED)
             self.failed(error)

@@ -11,10 +11,11 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from rankdump.adapters.torch.fingerprint import Fingerprint
 from rankdump.contract.key import Side
-from rankdump.hook import Scope
+from rankdump.hook import Names, Scope
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +29,7 @@ class Step:
     """It is an autograd function written in Python."""
 
 
-@dataclass(frozen=True, slots=True)
-class Surroundings:
+class Surroundings(NamedTuple):
     """What a forward call began in."""
 
     thread: int
@@ -89,9 +89,14 @@ class Call:
     began_in: Surroundings
     fingerprint: Fingerprint | None = None
     repeated: int = 0
-    watched: set[tuple[Side, int]] = field(default_factory=set[tuple[Side, int]])
+    watched: set[tuple[Side, int]] = field(default_factory=lambda: set())
     """Slots whose gradients the forward call itself waits for."""
     arrivals: Arrivals = field(default_factory=Arrivals)
+
+    @property
+    def names(self) -> Names:
+        """Its names, and those of what follows from it."""
+        return self.scope.names(self.number)
 
 
 def region_start(program: Sequence[Call], step: Step) -> int | None:

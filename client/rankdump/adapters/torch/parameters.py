@@ -21,9 +21,14 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from rankdump.adapters.torch.guard import shielded, uncompiled
-from rankdump.adapters.torch.internals import traced
+from rankdump.adapters.torch.internals import structure_of, traced
 from rankdump.adapters.torch.observing import Observer
-from rankdump.adapters.torch.scopes import named_buffers, named_parameters
+from rankdump.adapters.torch.scopes import (
+    BufferPlace,
+    buffer_places,
+    named_buffers,
+    named_parameters,
+)
 from rankdump.contract.key import Side
 from rankdump.hook import gradient_name
 
@@ -34,8 +39,10 @@ class Parameters:
     def __init__(self, model: Module, observer: Observer) -> None:
         self._model = model
         self._observer = observer
-        self._named: list[tuple[str, Parameter]] = []
-        self._names: dict[int, str] = {}
+        self._named: list[tuple[str, str, Parameter]] = []
+        self._gradients: dict[int, str] = {}
+        self._buffers: list[BufferPlace] = []
+        self._structure: list[object] | None = None
         self._recorded: set[str] = set()
         self._constants: set[str] = set()
         self._handle: RemovableHandle | None = None
@@ -44,11 +51,9 @@ class Parameters:
         """Forget which gradients were handed over: an iteration begins."""
         self._recorded.clear()
 
-    def start(self) -> None:
-        """Observe optimizers from now on."""
-        # One walk through the modules an iteration: it costs more than all that follows.
-        self._named = list(named_parameters(self._model))
-        self._names = {id(parameter): name for name, parameter in self._named}
+    def start(self, structure: list[object] | None) -> None:
+        """Observe optimizers from now on; `structure` is what the model is made of."""
+        self._refresh(structure)
         if self._handle is None:
             self._handle = register_optimizer_step_pre_hook(self._before_step)
 
@@ -57,8 +62,10 @@ class Parameters:
         if self._handle is not None:
             self._handle.remove()
             self._handle = None
-        self._named = []
-        self._names = {}
+        # Nothing of the model is kept alive when nobody looks.
+        self._named, self._buffers = [], []
+        self._gradients = {}
+        self._structure = None
 
     def named(self) -> Iterator[tuple[str, Tensor]]:
         """Return parameters, then buffers, each once under its dotted name."""
@@ -68,15 +75,27 @@ class Parameters:
 
     def finish(self) -> None:
         """Hand over what an ended iteration left: gradients not yet seen, then all the rest."""
-        for name, parameter in self._named:
-            self._gradient(name, parameter)
-        for name, parameter in self._named:
+        for _, gradient, parameter in self._named:
+            self._gradient(gradient, parameter)
+        for name, _, parameter in self._named:
             self._observer.state(name, "parameter", parameter)
-        for name, buffer, persistent in named_buffers(self._model):
-            if persistent:
-                self._observer.state(name, "buffer", buffer)
+        self._refresh(structure_of(self._model))
+        for place in self._buffers:
+            if place.persistent:
+                self._observer.state(place.name, "buffer", place.buffer)
             else:
-                self._constant(name, buffer)
+                self._constant(place.name, place.buffer)
+
+    def _refresh(self, structure: list[object] | None) -> None:
+        """Walk through the modules, unless they are what they were."""
+        # A walk costs more than all that follows.
+        if structure is not None and structure == self._structure:
+            return
+        self._structure = structure
+        named = named_parameters(self._model)
+        self._named = [(name, gradient_name(name), parameter) for name, parameter in named]
+        self._gradients = {id(parameter): gradient for _, gradient, parameter in self._named}
+        self._buffers = list(buffer_places(self._model))
 
     @uncompiled
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -88,7 +107,7 @@ class Parameters:
             return
         for group in optimizer.param_groups:
             for parameter in group["params"]:
-                name = self._names.get(id(parameter))
+                name = self._gradients.get(id(parameter))
                 if name is not None:
                     self._gradient(name, parameter)
 
@@ -96,7 +115,7 @@ class Parameters:
         gradient = parameter.grad
         if gradient is not None and name not in self._recorded:
             self._recorded.add(name)
-            self._observer.gradient(gradient_name(name), gradient)
+            self._observer.gradient(name, gradient)
 
     def _constant(self, name: str, buffer: Tensor) -> None:
         if name not in self._constants and self._observer.recorder.wants(name, Side.OUTPUT):

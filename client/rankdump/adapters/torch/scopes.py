@@ -79,8 +79,30 @@ def named_parameters(model: Module) -> Iterator[tuple[str, Parameter]]:
 
 def named_buffers(model: Module) -> Iterator[tuple[str, Tensor, bool]]:
     """Return each buffer once, with its dotted name and whether it is part of the state."""
-    for module, name, buffer in _once(model, lambda module: module.named_buffers(recurse=False)):
-        yield name, buffer, is_persistent(module, name.rpartition(".")[2])
+    for place in buffer_places(model):
+        yield place.name, place.buffer, place.persistent
+
+
+@dataclass(frozen=True, slots=True)
+class BufferPlace:
+    """Where a buffer stands, whichever tensor it is at the moment."""
+
+    name: str
+    """Dotted, from the root of the model."""
+    module: Module
+    persistent: bool
+    """It is part of the model's state."""
+
+    @property
+    def buffer(self) -> Tensor:
+        """The tensor that stands there now."""
+        return getattr(self.module, self.name.rpartition(".")[2])
+
+
+def buffer_places(model: Module) -> Iterator[BufferPlace]:
+    """Return the place of each buffer; one that stands in several is known by the first."""
+    for module, name, _ in _once(model, lambda module: module.named_buffers(recurse=False)):
+        yield BufferPlace(name, module, is_persistent(module, name.rpartition(".")[2]))
 
 
 def names_within(model: Module, chosen: Callable[[Module], bool]) -> Iterator[str]:

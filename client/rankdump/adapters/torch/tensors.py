@@ -11,8 +11,9 @@ from functools import cache
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
-from rankdump.adapters.torch import device_figures
+from rankdump.adapters.torch import cuda, device_figures
 from rankdump.adapters.torch.internals import (
     has_own_elements,
     outside_modes,
@@ -23,7 +24,7 @@ from rankdump.adapters.torch.internals import (
 from rankdump.contract.dtypes import ELEMENT_TYPES
 from rankdump.contract.errors import ProtocolError
 from rankdump.contract.plan import Precision
-from rankdump.values import Deferred
+from rankdump.values import Accelerator, Deferred
 
 _SMALL_BYTES = 1 << 16
 """Below this a plain copy takes less time than asking torch for one, which may use threads."""
@@ -42,7 +43,7 @@ class TorchTensor:
         """Common name of the element type."""
         self.shape = tuple(tensor.shape)
         """Extents, outermost first."""
-        self.byte_count = tensor.numel() * tensor.element_size()
+        self.byte_count: int = tensor.nbytes
         """Bytes of the elements, packed."""
 
     def copy_into(self, target: memoryview) -> None:
@@ -61,6 +62,10 @@ class TorchTensor:
                 packed = torch.frombuffer(target, dtype=torch.uint8).view(self.tensor.dtype)
                 packed.view(self.tensor.shape).copy_(self.tensor.detach())
 
+    def accelerator(self) -> Accelerator | None:
+        """Return what copies the elements on its own: a CUDA device."""
+        return cuda.accelerator_of(self.tensor)
+
     def elements(self) -> memoryview | None:
         """Return the elements where they lie; None on a device, or if they are not packed."""
         with outside_modes():
@@ -68,6 +73,15 @@ class TorchTensor:
                 return None
             room = (ctypes.c_char * self.byte_count).from_address(self.tensor.data_ptr())
             return memoryview(room).cast("B")
+
+    def copied(self) -> bytes:
+        """Return a copy of the elements, C order, little endian."""
+        with outside_modes():
+            if _packed(self.tensor):
+                return ctypes.string_at(self.tensor.data_ptr(), self.byte_count)
+        data = bytearray(self.byte_count)
+        self.copy_into(memoryview(data))
+        return bytes(data)
 
     def head(self, count: int) -> TorchTensor:
         """Return the first elements in C order, as a tensor of one dimension.
@@ -115,12 +129,17 @@ def source_of(tensor: Tensor) -> TorchTensor | str:
 
 def dtype_name(tensor: Tensor) -> str:
     """Return the element type as in `contract.dtypes`."""
-    return _type_name(tensor.dtype)
+    return _READABLE.get(tensor.dtype) or _type_name(tensor.dtype)
 
 
 @cache
 def _type_name(kind: torch.dtype) -> str:
     return str(kind).removeprefix("torch.")
+
+
+_EAGER = (Tensor, Parameter)
+# Looked at for every tensor of a step: a plain dictionary answers fastest.
+_READABLE = {getattr(torch, name): name for name in ELEMENT_TYPES if hasattr(torch, name)}
 
 
 def _packed(tensor: Tensor) -> bool:
@@ -129,7 +148,7 @@ def _packed(tensor: Tensor) -> bool:
         tensor.is_cpu
         and tensor.is_contiguous()
         # Asked last: it costs more than all before.
-        and not (tensor.is_neg() or (tensor.is_complex() and tensor.is_conj()))
+        and not (tensor.is_neg() or tensor.is_conj())
     )
 
 
@@ -152,6 +171,16 @@ def _version(tensor: Tensor) -> int | None:
 
 def _unreadable(tensor: Tensor) -> str:
     """Return the reason, empty when there is none; the cheap questions come first."""
+    if (
+        # What nearly all tensors are, of the processor.
+        type(tensor) in _EAGER
+        and tensor.is_cpu
+        and tensor.dtype in _READABLE
+        and tensor.layout is torch.strided
+        and not tensor.is_nested
+        and tensor.untyped_storage().nbytes()
+    ):
+        return ""
     if not has_own_elements(tensor):
         # Fake, distributed and jagged tensors among them.
         return "unsupported_tensor_class"
@@ -159,9 +188,9 @@ def _unreadable(tensor: Tensor) -> str:
         return "unsupported_sparse"
     if tensor.is_nested or tensor.is_quantized:
         return "unsupported_nested" if tensor.is_nested else "unsupported_quantized"
-    if tensor.is_meta or torch.nn.parameter.is_lazy(tensor):
+    if tensor.is_meta or (type(tensor) not in _EAGER and torch.nn.parameter.is_lazy(tensor)):
         return "no_data"
-    if dtype_name(tensor) not in ELEMENT_TYPES:
+    if tensor.dtype not in _READABLE:
         return "unsupported_dtype"
     if tensor.numel() and not tensor.untyped_storage().nbytes():
         return "storage_freed"

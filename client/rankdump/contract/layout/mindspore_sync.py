@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from rankdump.contract.key import Side, TensorKey, sanitised
 from rankdump.contract.layout.profile import DEFAULT_PROFILE, Profile
@@ -27,6 +28,8 @@ CONSTANT_FOLDER = "constants"
 STATISTIC_FILE = "statistic.csv"
 PARAMETER = "Parameter"
 """Operator type of weights and constants."""
+# Some 5 MB, of the 100 that an idle agent may take.
+_REMEMBERED = 1 << 14
 
 # Plain digits without leading zeros: exactly one text per number, and none too long for int().
 _NUMBER = r"(?:0|[1-9][0-9]{0,19})"
@@ -65,8 +68,14 @@ def rank_folder(rank: int) -> str:
 
 def tensor_folder(key: TensorKey) -> str:
     """Return the folder that holds a tensor: its iteration's, or its graph's constants."""
-    last = CONSTANT_FOLDER if key.constant else str(key.iteration)
-    return f"{rank_folder(key.rank)}/{key.net_name}/{key.graph}/{last}"
+    where = key.graph, key.iteration
+    return folder_of(key.rank, key.net_name, *where, constant=key.constant)
+
+
+def folder_of(rank: int, net_name: str, graph: int, iteration: int, *, constant: bool) -> str:
+    """Return the folder of a graph's tensors of one iteration, or of its constants."""
+    last = CONSTANT_FOLDER if constant else iteration
+    return f"{rank_folder(rank)}/{net_name}/{graph}/{last}"
 
 
 def readable(key: TensorKey, profile: Profile = DEFAULT_PROFILE) -> TensorKey:
@@ -92,17 +101,22 @@ def spelt(op_type: str, op_name: str, profile: Profile) -> str:
 
 def place_of(key: TensorKey, suffix: str, profile: Profile = DEFAULT_PROFILE) -> Place:
     """Return the place of a record whose codec appends `suffix` (empty or `.zst`) to `.npy`."""
-    clean = readable(key, profile)
-    element = f".{clean.element}" if clean.element else ""
+    operator = _operator(key.op_type, key.op_name, profile)
+    element = f".{sanitised(key.element)}" if key.element and profile.element_token else ""
     name = (
-        f"{clean.op_type}.{clean.op_name}.{clean.task}.{clean.stream}.{clean.timestamp_us}"
-        f".{clean.side.value}.{clean.slot}.{clean.tensor_format}{element}.npy{suffix}"
+        f"{operator}.{key.task}.{key.stream}.{key.timestamp_us}"
+        f".{key.side.value}.{key.slot}.{key.tensor_format}{element}.npy{suffix}"
     )
-    folder = tensor_folder(clean)
+    folder = tensor_folder(key)
     if len(name.encode()) <= NAME_MAX_BYTES:
         return Place(folder, name)
     digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
     return Place(folder, f"{int.from_bytes(digest, 'big')}.npy{suffix}", mapped_from=name)
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _operator(op_type: str, op_name: str, profile: Profile) -> str:
+    return f"{sanitised(op_type) or '_'}.{spelt(op_type, op_name, profile)}"
 
 
 def key_of(path: str) -> TensorKey | None:

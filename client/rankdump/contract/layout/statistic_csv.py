@@ -10,9 +10,11 @@ import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from rankdump.contract.errors import DamagedError
 from rankdump.contract.exchange import RecordHead
+from rankdump.contract.figure_rows import TensorKind
 from rankdump.contract.key import Side, sanitised
 from rankdump.contract.layout.mindspore_sync import spelt
 from rankdump.contract.layout.profile import Profile
@@ -32,6 +34,8 @@ FIXED = (
 )
 OLD_ITEMS = tuple(item for item in ITEMS if item not in ("md5", "l2norm"))
 """The ten columns of releases that let nobody choose, in their order."""
+# Some 5 MB, of the 100 that an idle agent may take.
+_REMEMBERED = 1 << 14
 
 
 TABLE = re.compile(r"statistic(?:\.[0-9a-f]{8})?\.csv")
@@ -80,20 +84,36 @@ def field(name: str) -> str:
 def row(head: RecordHead, figures: Sequence[str], profile: Profile) -> str:
     """Return the line of one tensor, without its end."""
     key = head.key
-    fields = (
-        field(sanitised(key.op_type)),
-        field(spelt(key.op_type, key.op_name, profile)),
-        str(key.task),
-        str(key.stream),
-        str(key.timestamp_us),
-        key.side.value,
-        str(key.slot),
-        str(head.byte_count),
-        head.dtype,
-        f'"({",".join(map(str, head.shape))})"',
-    )
+    operator = _operator(key.op_type, key.op_name, profile)
+    tensor = _tensor(key.side.value, key.slot, head.byte_count, head.dtype, head.shape)
     end = "" if profile.fixed_table else ","
-    return ",".join((*fields, *figures)) + end
+    fixed = f"{operator},{key.task},{key.stream},{key.timestamp_us},{tensor}"
+    return ",".join((fixed, *figures)) + end
+
+
+def figure_row(kind: TensorKind, timestamp_us: int, figures: str, profile: Profile) -> str:
+    """Return the line of a tensor of which only figures came, joined by commas."""
+    operator, tensor = _around(kind, profile)
+    end = "" if profile.fixed_table else ","
+    return f"{operator},0,0,{timestamp_us},{tensor}{figures and ','}{figures}{end}"
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _around(kind: TensorKind, profile: Profile) -> tuple[str, str]:
+    return (
+        _operator(kind.op_type, kind.op_name, profile),
+        _tensor(kind.side.value, kind.slot, kind.byte_count, kind.dtype, kind.shape),
+    )
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _operator(op_type: str, op_name: str, profile: Profile) -> str:
+    return f"{field(sanitised(op_type))},{field(spelt(op_type, op_name, profile))}"
+
+
+def _tensor(side: str, slot: int, byte_count: int, dtype: str, shape: tuple[int, ...]) -> str:
+    extents = ",".join(map(str, shape))
+    return f'{side},{slot},{byte_count},{dtype},"({extents})"'
 
 
 def parse(text: str, *, file: str) -> list[Row]:

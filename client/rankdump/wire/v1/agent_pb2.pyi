@@ -102,6 +102,7 @@ class OpenSessionResponse(google.protobuf.message.Message):
     MAX_RECORD_BYTES_FIELD_NUMBER: builtins.int
     SLAB_FIELD_NUMBER: builtins.int
     EXCLUDED_FIELD_NUMBER: builtins.int
+    REDIRECT_FIELD_NUMBER: builtins.int
     token: builtins.bytes
     """Proves on later calls that the caller is this session."""
     acknowledged_sequence: builtins.int
@@ -109,6 +110,10 @@ class OpenSessionResponse(google.protobuf.message.Message):
     max_record_bytes: builtins.int
     excluded: builtins.str
     """Why the plan selects nothing on this rank; empty when it selects something."""
+    redirect: builtins.str
+    """Where to open the session instead: a socket beside the one that was asked, or another port of
+    its host. Empty means here; with it nothing else is set.
+    """
     @property
     def slab(self) -> global___Slab:
         """Set when the agent offers shared memory; absent means frames carry the bytes."""
@@ -121,9 +126,10 @@ class OpenSessionResponse(google.protobuf.message.Message):
         max_record_bytes: builtins.int = ...,
         slab: global___Slab | None = ...,
         excluded: builtins.str = ...,
+        redirect: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["slab", b"slab"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["acknowledged_sequence", b"acknowledged_sequence", "excluded", b"excluded", "max_record_bytes", b"max_record_bytes", "slab", b"slab", "token", b"token"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["acknowledged_sequence", b"acknowledged_sequence", "excluded", b"excluded", "max_record_bytes", b"max_record_bytes", "redirect", b"redirect", "slab", b"slab", "token", b"token"]) -> None: ...
 
 global___OpenSessionResponse = OpenSessionResponse
 
@@ -241,6 +247,7 @@ class Frame(google.protobuf.message.Message):
     SESSION_END_FIELD_NUMBER: builtins.int
     GRAPH_PART_FIELD_NUMBER: builtins.int
     KERNEL_ARGUMENTS_FIELD_NUMBER: builtins.int
+    FIGURE_ROWS_FIELD_NUMBER: builtins.int
     sequence: builtins.int
     """Rises by one per frame of a session; a record's chunks repeat its number."""
     @property
@@ -257,6 +264,8 @@ class Frame(google.protobuf.message.Message):
     def graph_part(self) -> global___GraphPart: ...
     @property
     def kernel_arguments(self) -> global___KernelArguments: ...
+    @property
+    def figure_rows(self) -> global___FigureRows: ...
     def __init__(
         self,
         *,
@@ -268,110 +277,142 @@ class Frame(google.protobuf.message.Message):
         session_end: global___SessionEnd | None = ...,
         graph_part: global___GraphPart | None = ...,
         kernel_arguments: global___KernelArguments | None = ...,
+        figure_rows: global___FigureRows | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["body", b"body", "chunk", b"chunk", "events", b"events", "graph_part", b"graph_part", "iteration_end", b"iteration_end", "kernel_arguments", b"kernel_arguments", "record", b"record", "session_end", b"session_end"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["body", b"body", "chunk", b"chunk", "events", b"events", "graph_part", b"graph_part", "iteration_end", b"iteration_end", "kernel_arguments", b"kernel_arguments", "record", b"record", "sequence", b"sequence", "session_end", b"session_end"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["record", "chunk", "events", "iteration_end", "session_end", "graph_part", "kernel_arguments"] | None: ...
+    def HasField(self, field_name: typing.Literal["body", b"body", "chunk", b"chunk", "events", b"events", "figure_rows", b"figure_rows", "graph_part", b"graph_part", "iteration_end", b"iteration_end", "kernel_arguments", b"kernel_arguments", "record", b"record", "session_end", b"session_end"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["body", b"body", "chunk", b"chunk", "events", b"events", "figure_rows", b"figure_rows", "graph_part", b"graph_part", "iteration_end", b"iteration_end", "kernel_arguments", b"kernel_arguments", "record", b"record", "sequence", b"sequence", "session_end", b"session_end"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["record", "chunk", "events", "iteration_end", "session_end", "graph_part", "kernel_arguments", "figure_rows"] | None: ...
 
 global___Frame = Frame
 
 @typing.final
-class Record(google.protobuf.message.Message):
+class TensorKind(google.protobuf.message.Message):
+    """What is the same about a tensor in every iteration. Other messages hold it serialised: both sides
+    remember it by its bytes, and read or check it once.
+    """
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     GRAPH_FIELD_NUMBER: builtins.int
-    ITERATION_FIELD_NUMBER: builtins.int
     OP_TYPE_FIELD_NUMBER: builtins.int
     OP_NAME_FIELD_NUMBER: builtins.int
     SIDE_FIELD_NUMBER: builtins.int
     SLOT_FIELD_NUMBER: builtins.int
-    TIMESTAMP_US_FIELD_NUMBER: builtins.int
-    TASK_FIELD_NUMBER: builtins.int
-    STREAM_FIELD_NUMBER: builtins.int
     DTYPE_FIELD_NUMBER: builtins.int
     SHAPE_FIELD_NUMBER: builtins.int
     BYTE_COUNT_FIELD_NUMBER: builtins.int
     ARGUMENT_FIELD_NUMBER: builtins.int
-    DATA_FIELD_NUMBER: builtins.int
-    FIGURES_FIELD_NUMBER: builtins.int
-    SWITCHED_ON_FIELD_NUMBER: builtins.int
     CONSTANT_FIELD_NUMBER: builtins.int
-    DEGRADED_FIELD_NUMBER: builtins.int
     graph: builtins.int
-    iteration: builtins.int
     op_type: builtins.str
     op_name: builtins.str
     """Full scope name, raw."""
     side: global___Side.ValueType
     slot: builtins.int
-    timestamp_us: builtins.int
-    """Microseconds since the epoch; unique within a rank, so that resending lands on the same file."""
-    task: builtins.int
-    stream: builtins.int
     dtype: builtins.str
     """Element type by its common name: "float32", "bfloat16"."""
     byte_count: builtins.int
     """Length of the tensor's bytes, C order, little endian."""
     argument: builtins.str
     """Where in the call the tensor stood: "args.0", "kwargs.mask"; empty when unknown."""
-    data: builtins.bytes
-    """The first bytes; the rest follow in chunks. In a slab they are the entry's data instead."""
-    switched_on: builtins.bool
-    """The script itself switched dumping on: the plan's iterations do not matter."""
     constant: builtins.bool
     """Written once for its graph, whatever the iteration."""
-    degraded: builtins.bool
-    """There was no room for the elements: the figures are all that is kept."""
     @property
     def shape(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
-    @property
-    def figures(self) -> global___Figures:
-        """In the place of the elements: no bytes follow then."""
-
     def __init__(
         self,
         *,
         graph: builtins.int = ...,
-        iteration: builtins.int = ...,
         op_type: builtins.str = ...,
         op_name: builtins.str = ...,
         side: global___Side.ValueType = ...,
         slot: builtins.int = ...,
-        timestamp_us: builtins.int = ...,
-        task: builtins.int = ...,
-        stream: builtins.int = ...,
         dtype: builtins.str = ...,
         shape: collections.abc.Iterable[builtins.int] | None = ...,
         byte_count: builtins.int = ...,
         argument: builtins.str = ...,
-        data: builtins.bytes = ...,
-        figures: global___Figures | None = ...,
-        switched_on: builtins.bool = ...,
         constant: builtins.bool = ...,
-        degraded: builtins.bool = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["figures", b"figures"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["argument", b"argument", "byte_count", b"byte_count", "constant", b"constant", "data", b"data", "degraded", b"degraded", "dtype", b"dtype", "figures", b"figures", "graph", b"graph", "iteration", b"iteration", "op_name", b"op_name", "op_type", b"op_type", "shape", b"shape", "side", b"side", "slot", b"slot", "stream", b"stream", "switched_on", b"switched_on", "task", b"task", "timestamp_us", b"timestamp_us"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["argument", b"argument", "byte_count", b"byte_count", "constant", b"constant", "dtype", b"dtype", "graph", b"graph", "op_name", b"op_name", "op_type", b"op_type", "shape", b"shape", "side", b"side", "slot", b"slot"]) -> None: ...
+
+global___TensorKind = TensorKind
+
+@typing.final
+class Record(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: builtins.int
+    ITERATION_FIELD_NUMBER: builtins.int
+    TIMESTAMP_US_FIELD_NUMBER: builtins.int
+    TASK_FIELD_NUMBER: builtins.int
+    STREAM_FIELD_NUMBER: builtins.int
+    SWITCHED_ON_FIELD_NUMBER: builtins.int
+    DATA_FIELD_NUMBER: builtins.int
+    kind: builtins.bytes
+    """A serialised TensorKind."""
+    iteration: builtins.int
+    timestamp_us: builtins.int
+    """Microseconds since the epoch; unique within a rank, so that resending lands on the same file."""
+    task: builtins.int
+    stream: builtins.int
+    switched_on: builtins.bool
+    """The script itself switched dumping on: the plan's iterations do not matter."""
+    data: builtins.bytes
+    """The first bytes; the rest follow in chunks. In a slab they are the entry's data instead."""
+    def __init__(
+        self,
+        *,
+        kind: builtins.bytes = ...,
+        iteration: builtins.int = ...,
+        timestamp_us: builtins.int = ...,
+        task: builtins.int = ...,
+        stream: builtins.int = ...,
+        switched_on: builtins.bool = ...,
+        data: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["data", b"data", "iteration", b"iteration", "kind", b"kind", "stream", b"stream", "switched_on", b"switched_on", "task", b"task", "timestamp_us", b"timestamp_us"]) -> None: ...
 
 global___Record = Record
 
 @typing.final
-class Figures(google.protobuf.message.Message):
-    """Texts of the plan's statistics, in the plan's order."""
+class FigureRows(google.protobuf.message.Message):
+    """Tensors of one iteration of which only figures are kept; three columns of one length."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
-    TEXTS_FIELD_NUMBER: builtins.int
+    ITERATION_FIELD_NUMBER: builtins.int
+    KINDS_FIELD_NUMBER: builtins.int
+    TIMESTAMPS_US_FIELD_NUMBER: builtins.int
+    FIGURES_FIELD_NUMBER: builtins.int
+    SWITCHED_ON_FIELD_NUMBER: builtins.int
+    DEGRADED_FIELD_NUMBER: builtins.int
+    iteration: builtins.int
+    switched_on: builtins.bool
+    degraded: builtins.bool
+    """There was no room for the elements: the figures are all that is kept."""
     @property
-    def texts(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def kinds(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]:
+        """Serialised TensorKinds."""
+
+    @property
+    def timestamps_us(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    @property
+    def figures(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Texts of the plan's statistics, in the plan's order, joined by commas."""
+
     def __init__(
         self,
         *,
-        texts: collections.abc.Iterable[builtins.str] | None = ...,
+        iteration: builtins.int = ...,
+        kinds: collections.abc.Iterable[builtins.bytes] | None = ...,
+        timestamps_us: collections.abc.Iterable[builtins.int] | None = ...,
+        figures: collections.abc.Iterable[builtins.str] | None = ...,
+        switched_on: builtins.bool = ...,
+        degraded: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["texts", b"texts"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["degraded", b"degraded", "figures", b"figures", "iteration", b"iteration", "kinds", b"kinds", "switched_on", b"switched_on", "timestamps_us", b"timestamps_us"]) -> None: ...
 
-global___Figures = Figures
+global___FigureRows = FigureRows
 
 @typing.final
 class Chunk(google.protobuf.message.Message):

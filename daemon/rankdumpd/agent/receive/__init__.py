@@ -7,14 +7,20 @@ from dataclasses import dataclass
 
 from rankdump.contract.errors import ProtocolError
 from rankdump.contract.exchange import RecordHead
+from rankdump.contract.figure_rows import FigureRows
 from rankdump.contract.selection import Verdict
 from rankdump.wire import convert
+from rankdump.wire.kinds import LIMIT
 from rankdump.wire.v1 import agent_pb2
-from rankdumpd.agent.receive.declared import declaration_again, declaration_from
-from rankdumpd.agent.receive.head import LIMIT, FigureRules, check_head
+from rankdumpd.agent.receive.declared import (
+    declaration_again,
+    declaration_from,
+    figure_rows_again,
+)
+from rankdumpd.agent.receive.head import FigureRules, check_head, check_rows
 from rankdumpd.agent.values import Declared, Outcome, Parcel, Ticket, dropped
 
-__all__ = ["Assembler", "Received", "declaration_again"]
+__all__ = ["Assembler", "Received", "declaration_again", "figure_rows_again"]
 
 Received = Parcel | Outcome | Declared
 """What a frame completes: a record to keep, a refused one, or a declaration."""
@@ -51,8 +57,8 @@ class Assembler:
     ) -> None:
         """Expect a first frame of at most `highest_first`; `admit` is asked before allocation.
 
-        `figures` is how many stand in the place of a record's elements. None may where the plan
-        keeps `elements`, unless it `degrades` records for which there is no room.
+        `figures` is how many stand in the place of a tensor's elements. None may where the plan
+        keeps `elements`, unless it `degrades` tensors for which there is no room.
         """
         self._session_id = session_id
         self._rules = FigureRules(figures, elements=elements, degrades=degrades)
@@ -89,6 +95,8 @@ class Assembler:
             data = _data_of(frame.sequence, frame.record.data, data)
             return self._record(frame.sequence, frame.record, data, lost)
         declared = declaration_from(frame, self._session_id)
+        if isinstance(declared.declaration, FigureRows):
+            check_rows(frame.sequence, declared.declaration, self._rules)
         return None if self._known(frame.sequence) else declared
 
     def finish(self) -> None:
@@ -96,7 +104,7 @@ class Assembler:
         if self._open:
             raise ProtocolError(
                 f"record {self._open.sequence} ended at byte {self._open.filled} "
-                f"of {self._open.head.data_bytes}"
+                f"of {self._open.head.byte_count}"
             )
 
     def cut_off(self, reason: str) -> Outcome | None:
@@ -121,14 +129,14 @@ class Assembler:
         self, sequence: int, message: agent_pb2.Record, data: memoryview, lost: str
     ) -> Parcel | Outcome | None:
         head = convert.record_from_wire(message, rank=self._rank, net_name=self._net_name)
-        check_head(sequence, head, len(data), self._rules)
+        check_head(sequence, head, len(data))
         ticket = Ticket(self._session_id, sequence)
         # A slab's entry that was given up may have lost its data's length with its data.
-        whole = len(data) == head.data_bytes or bool(lost and not data)
+        whole = len(data) == head.byte_count or bool(lost and not data)
         if self._known(sequence):
             self._open = None if whole else _Open(sequence, head, len(data), repeated=True)
             return None
-        answer = Verdict(False, lost) if lost and head.data_bytes else self._admit(head)
+        answer = Verdict(False, lost) if lost and head.byte_count else self._admit(head)
         if whole:
             if answer.accepted:
                 return Parcel(ticket, head, data)
@@ -141,7 +149,7 @@ class Assembler:
 
     def _allocate(self, record: _Open) -> None:
         try:
-            record.target = bytearray(record.head.data_bytes)
+            record.target = bytearray(record.head.byte_count)
         except MemoryError:
             record.reason = "no_memory"
 
@@ -154,7 +162,7 @@ class Assembler:
         if lost:
             record.target, record.reason = None, lost
         self._fill(record, offset, data)
-        if record.filled < record.head.data_bytes:
+        if record.filled < record.head.byte_count:
             return None
         self._open = None
         ticket = Ticket(self._session_id, sequence)
@@ -166,10 +174,10 @@ class Assembler:
 
     def _fill(self, record: _Open, offset: int, data: memoryview) -> None:
         end = offset + len(data)
-        if offset != record.filled or end > record.head.data_bytes:
+        if offset != record.filled or end > record.head.byte_count:
             raise ProtocolError(
                 f"record {record.sequence}: bytes {offset} to {end} after {record.filled} "
-                f"of {record.head.data_bytes}"
+                f"of {record.head.byte_count}"
             )
         if record.target is not None:
             record.target[offset:end] = data

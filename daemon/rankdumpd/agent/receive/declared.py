@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from rankdump.contract.errors import ProtocolError
-from rankdump.contract.events import EventColumns
 from rankdump.contract.exchange import Declaration, IterationEnd, KernelArguments, SessionEnd
+from rankdump.contract.figure_rows import FigureRows
 from rankdump.contract.graph import Graph, GraphNode, GraphPart
 from rankdump.wire import convert
+from rankdump.wire.kinds import LIMIT
 from rankdump.wire.v1 import agent_pb2
-from rankdumpd.agent.receive.head import LIMIT
 from rankdumpd.agent.values import Declared, Ticket
 
 MAX_REASONS = 256
@@ -39,6 +39,11 @@ def declaration_again(raw: bytes, session_id: str) -> Declared:
     return declaration_from(agent_pb2.Frame.FromString(raw), session_id)
 
 
+def figure_rows_again(raw: bytes) -> FigureRows:
+    """Read rows of figures back as the ledger kept them."""
+    return convert.figure_rows_from_wire(agent_pb2.Frame.FromString(raw).figure_rows)
+
+
 def _check_numbers(sequence: int, declaration: Declaration) -> None:
     highest = max(_numbers(declaration), default=0)
     if highest >= LIMIT:
@@ -46,7 +51,7 @@ def _check_numbers(sequence: int, declaration: Declaration) -> None:
 
 
 def _numbers(declaration: Declaration) -> Iterator[int]:
-    # The columns of events have bounds of their own.
+    # The columns of events and of figures have bounds of their own.
     if isinstance(declaration, IterationEnd):
         yield from (declaration.iteration, declaration.expected, declaration.stall_us)
         yield from declaration.dropped.values()
@@ -54,7 +59,7 @@ def _numbers(declaration: Declaration) -> Iterator[int]:
         yield declaration.iterations_seen
     elif isinstance(declaration, KernelArguments):
         yield declaration.iteration
-    elif not isinstance(declaration, EventColumns):
+    elif isinstance(declaration, GraphPart):
         graph = declaration.graph
         for node in graph.nodes:
             for kind in node.outputs:

@@ -5,21 +5,20 @@ from __future__ import annotations
 import dataclasses
 import secrets
 import threading
-from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from rankdump.contract import selection
 from rankdump.contract.exchange import IterationEnd, SessionEnd, SessionRequest
 from rankdump.contract.plan import DumpPlan
 from rankdump.contract.status import IterationStatus, SessionState, SessionStatus
 from rankdumpd.agent import balance
-from rankdumpd.agent.balance import Tally
+from rankdumpd.agent.balance import Tallies
 from rankdumpd.agent.draw.parts import GraphParts
 from rankdumpd.agent.program import ProgramOrder
 from rankdumpd.agent.progress import Progress
 from rankdumpd.agent.sessions.outlet import outlet_of
 from rankdumpd.agent.sessions.ports import Listener, Ring
-from rankdumpd.agent.values import CountRow, Declared, EndRow, Outcome, SessionRow
+from rankdumpd.agent.values import CountRow, Declared, EndRow, Judged, Outcome, SessionRow
 
 
 class Session:
@@ -43,7 +42,7 @@ class Session:
         self._under_way: set[int] = set()
         self._due: dict[int, Declared] = {}
         self._restored_to = 0
-        self._tallies: dict[int, Tally] = defaultdict(Tally)
+        self._tallies = Tallies()
         self._troubles: dict[str, None] = {}
         self._listener: Listener | None = None
         self._ring: Ring | None = None
@@ -68,16 +67,7 @@ class Session:
         self._acknowledged = self._progress.watermark
         self._due = {declared.ticket.sequence: declared for declared in due}
         self._restored_to = max(self._due, default=0)
-        for count in counts:
-            self._tallies[count.iteration].count(
-                count.fate,
-                count.reason,
-                records=count.records,
-                bytes_in=count.bytes_in,
-                bytes_stored=count.bytes_stored,
-            )
-        for end in ends:
-            self._tallies[end.iteration].end(IterationEnd(end.iteration, end.expected, end.dropped))
+        self._tallies.restore(counts, ends)
 
     @property
     def watermark(self) -> int:
@@ -110,37 +100,34 @@ class Session:
         return self.idle and self._ring is None and self.status().state is not SessionState.OPEN
 
     def known(self, sequence: int) -> bool:
-        """Return whether a frame arrived whole before, committed or not."""
-        with self._lock:
-            return sequence in self._progress or sequence in self._under_way
+        """Return whether a frame arrived whole before, committed or not.
 
-    def claim(self, sequence: int) -> bool:
-        """Take responsibility for a frame that arrived whole; False when somebody has it."""
-        with self._lock:
-            if sequence in self._progress or sequence in self._under_way:
-                return False
-            self._under_way.add(sequence)
-            self._farewell = None
-            return True
+        Asked without the lock, for every frame: `claim` has the last word.
+        """
+        return sequence in self._progress or sequence in self._under_way
 
-    def committed(self, outcomes: Iterable[Outcome], declared: Iterable[Declared]) -> None:
+    def claim(self, sequences: set[int]) -> set[int]:
+        """Take responsibility for frames that arrived whole; return those that nobody has."""
+        with self._lock:
+            new = {number for number in sequences if not self.known(number)}
+            if new:
+                self._under_way.update(new)
+                self._farewell = None
+            return new
+
+    def committed(
+        self,
+        outcomes: Collection[Outcome],
+        judged: Collection[Judged],
+        declared: Collection[Declared],
+    ) -> None:
         """Count frames that stand in the ledger now."""
         with self._lock:
-            for outcome in outcomes:
-                self._tallies[outcome.head.key.iteration].count(
-                    outcome.fate,
-                    outcome.reason,
-                    bytes_in=outcome.head.data_bytes,
-                    bytes_stored=outcome.bytes_stored,
-                )
-                self._settle(outcome.ticket.sequence)
-            for item in declared:
-                self._due[item.ticket.sequence] = item
-                self._settle(item.ticket.sequence)
-
-    def _settle(self, sequence: int) -> None:
-        self._under_way.discard(sequence)
-        self._progress.add((sequence,))
+            self._tallies.add(outcomes, judged)
+            settled = [each.ticket.sequence for each in (*outcomes, *judged, *declared)]
+            self._due.update((item.ticket.sequence, item) for item in declared)
+            self._progress.add(settled)
+            self._under_way.difference_update(settled)
 
     def replayed(self, declared: Declared) -> bool:
         """Return whether an earlier process may have begun to apply it."""
@@ -157,9 +144,7 @@ class Session:
     def end_iteration(self, end: IterationEnd) -> IterationStatus:
         """Complete an iteration; return its balance."""
         with self._lock:
-            tally = self._tallies[end.iteration]
-            tally.end(end)
-            return tally.status(self.request, end.iteration)
+            return self._tallies.end(self.request, end)
 
     def say_goodbye(self, end: SessionEnd) -> None:
         """Close the session: the rank has nothing more to send."""
@@ -244,10 +229,7 @@ class Session:
     def iterations(self) -> list[IterationStatus]:
         """Return the balance of every iteration that sent anything, in order."""
         with self._lock:
-            return [
-                self._tallies[iteration].status(self.request, iteration)
-                for iteration in sorted(self._tallies)
-            ]
+            return self._tallies.statuses(self.request)
 
     def findings(self) -> list[str]:
         """Return what people should know of this session."""

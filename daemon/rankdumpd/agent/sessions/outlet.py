@@ -23,13 +23,13 @@ class Outlet:
     tree: Tree
     writer: Writer
     tables: Tables | None
-    """None when no record ever brings figures, and none are computed."""
+    """None when figures neither come nor are computed."""
     figures: int
-    """How many figures a record brings when it brings no elements."""
+    """How many there are of a tensor that comes without its elements."""
     elements: bool
-    """Records bring their elements."""
+    """Tensors come with their elements."""
     degrades: bool
-    """A record for which the rank had no room brings figures all the same."""
+    """A tensor for which the rank had no room comes as figures all the same."""
     items: tuple[str, ...] | None
     """Figures that are computed here; None when none are."""
     synced: bool

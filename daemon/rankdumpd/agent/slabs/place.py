@@ -1,10 +1,9 @@
-"""Where slabs can stand, and how much memory there is: looks at the machine, changes nothing."""
+"""Where slabs can stand: looks at the machine, changes nothing."""
 
 from __future__ import annotations
 
 import grp
 import logging
-import os
 import re
 from pathlib import Path
 
@@ -12,7 +11,6 @@ from rankdump.contract.errors import ConfigError
 
 _IN_MEMORY = ("tmpfs", "ramfs")
 _MOUNTS = Path("/proc/self/mountinfo")
-_CGROUP = Path("/proc/self/cgroup")
 
 _log = logging.getLogger(__name__)
 
@@ -54,17 +52,6 @@ def group_of(name: str) -> int:
         return grp.getgrnam(name).gr_gid
     except KeyError:
         raise ConfigError("settings", "agent.runtime_group", name, "a group of this host") from None
-
-
-def machine_bytes() -> int:
-    """Return the memory this process may use: the machine's, or its control group's if less."""
-    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    try:
-        group = _CGROUP.read_text().strip().rpartition("::/")[2]
-        limit = (Path("/sys/fs/cgroup") / group / "memory.max").read_text().strip()
-    except OSError:
-        return total
-    return min(total, int(limit)) if limit.isdecimal() else total
 
 
 def _unescaped(text: str) -> str:

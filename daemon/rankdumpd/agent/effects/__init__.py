@@ -14,7 +14,8 @@ from rankdump.contract.manifest import Manifest
 from rankdump.contract.status import IterationStatus, RankEvents
 from rankdumpd.agent import metadata
 from rankdumpd.agent.draw import drawings
-from rankdumpd.agent.ledger import ROWS_AT_ONCE, Ledger
+from rankdumpd.agent.effects.kept import manifest_records, rows_of_tables
+from rankdumpd.agent.ledger import Ledger
 from rankdumpd.agent.report import Reporter
 from rankdumpd.agent.sessions import Session
 from rankdumpd.agent.tabulate import Tables
@@ -51,7 +52,7 @@ class Effects:
             self._keep_arguments(session, declared.ticket, declaration)
         elif isinstance(declaration, IterationEnd):
             self._end_iteration(session, declared, declaration)
-        else:
+        elif isinstance(declaration, SessionEnd):
             self._end_session(session, declared.ticket, declaration)
 
     def _tabulate(self, session: Session) -> None:
@@ -67,10 +68,12 @@ class Effects:
 
     def _tabulate_some(self, session: Session, tables: Tables, up_to: int) -> None:
         session_id = session.request.session_id
-        rows = self._ledger.table_rows(session_id, after=session.tabulated_to, up_to=up_to)
-        for sentence in tables.add(row for _, row in rows):
+        found, reached = self._ledger.table_rows(
+            session_id, after=session.tabulated_to, up_to=up_to
+        )
+        for sentence in tables.add(rows_of_tables(found, session)):
             session.trouble(sentence)
-        session.tabulated_to = rows[-1][0] if len(rows) == ROWS_AT_ONCE else up_to
+        session.tabulated_to = reached
 
     def _draw(self, session: Session, graph: Graph) -> None:
         tree, rank = session.outlet.tree, session.request.rank
@@ -129,8 +132,8 @@ class Effects:
 
     def _describe(self, session: Session, status: IterationStatus, *, repeated: bool) -> None:
         request, tree, iteration = session.request, session.outlet.tree, status.iteration
-        kept = self._ledger.kept(request.session_id, iteration)
-        graphs = session.program.graphs(iteration) | {graph for graph, _ in kept}
+        kept_graphs, records = manifest_records(self._ledger.kept(request.session_id, iteration))
+        graphs = session.program.graphs(iteration) | kept_graphs
         metadata.write_program_order(tree, request.rank, session.program.unwritten(iteration))
         metadata.append_iteration(tree, request.rank, graphs, iteration, repeated=repeated)
         metadata.write_manifest(
@@ -140,7 +143,7 @@ class Effects:
                 world_size=request.world_size,
                 device=request.device,
                 host=request.host,
-                records=tuple(record for _, record in kept),
+                records=records,
             ),
         )
 

@@ -1,0 +1,74 @@
+"""What records have in common from step to step, as bytes: made once, read and checked once."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from math import prod
+
+from google.protobuf.message import DecodeError
+
+from rankdump.contract.dtypes import ELEMENT_TYPES
+from rankdump.contract.errors import ProtocolError
+from rankdump.contract.figure_rows import TensorKind
+from rankdump.contract.key import Side
+from rankdump.wire.fields import utf8
+from rankdump.wire.v1 import agent_pb2
+
+_SIDES = {Side.INPUT: agent_pb2.SIDE_INPUT, Side.OUTPUT: agent_pb2.SIDE_OUTPUT}
+_SIDES_BACK = {number: side for side, number in _SIDES.items()}
+MAX_DIMENSIONS = 64
+LIMIT = 1 << 63
+"""Numbers from the wire end in signed 64-bit columns."""
+# Some 10 MB, of the 100 that an idle agent may take.
+_REMEMBERED = 1 << 14
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def kind_to_wire(kind: TensorKind) -> bytes:
+    """Return a kind as other messages hold it."""
+    return agent_pb2.TensorKind(
+        graph=kind.graph,
+        op_type=utf8(kind.op_type),
+        op_name=utf8(kind.op_name),
+        side=_SIDES[kind.side],
+        slot=kind.slot,
+        dtype=kind.dtype,
+        shape=kind.shape,
+        byte_count=kind.byte_count,
+        argument=utf8(kind.argument),
+        constant=kind.constant,
+    ).SerializeToString(deterministic=True)
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def kind_from_wire(data: bytes) -> TensorKind:
+    """Read a kind; ProtocolError when it contradicts itself."""
+    try:
+        message = agent_pb2.TensorKind.FromString(data)
+    except DecodeError as error:
+        raise ProtocolError(f"record of no kind: {error}") from None
+    side = _SIDES_BACK.get(message.side)
+    if side is None:
+        raise ProtocolError(f"record with side {message.side}")
+    shape = tuple(message.shape)
+    if len(shape) > MAX_DIMENSIONS:
+        raise ProtocolError(f"record with {len(shape)} dimensions")
+    if max((message.byte_count, *shape)) >= LIMIT:
+        raise ProtocolError(f"record with a number over {LIMIT - 1}")
+    element = ELEMENT_TYPES.get(message.dtype)
+    if element and message.byte_count != prod(shape) * element.item_bytes:
+        raise ProtocolError(
+            f"record declares {message.byte_count} bytes for {message.dtype} of shape {list(shape)}"
+        )
+    return TensorKind(
+        graph=message.graph,
+        op_type=message.op_type,
+        op_name=message.op_name,
+        side=side,
+        slot=message.slot,
+        dtype=message.dtype,
+        shape=shape,
+        byte_count=message.byte_count,
+        argument=message.argument,
+        constant=message.constant,
+    )

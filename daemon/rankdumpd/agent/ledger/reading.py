@@ -1,0 +1,155 @@
+"""What stands in the ledger, read back: sessions, counts, and what is kept of an iteration."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+from collections import Counter
+from typing import Any
+
+from rankdump.contract.status import SessionState
+from rankdumpd.agent import rows
+from rankdumpd.agent.values import (
+    CountRow,
+    EndRow,
+    Fate,
+    KeptFrame,
+    KeptRecord,
+    KeptRow,
+    SessionRow,
+    TableRow,
+)
+
+ROWS_AT_ONCE = 4096
+
+
+class LedgerReader:
+    """Rows of all sessions, for reading; safe to use from several threads, one at a time."""
+
+    def __init__(self, base: sqlite3.Connection) -> None:
+        self._base = base
+        self._lock = threading.Lock()
+
+    def find(self, session_id: str) -> SessionRow | None:
+        """Return what is known of a session."""
+        found = self._select(
+            f"SELECT {rows.SESSION_COLUMNS} FROM sessions WHERE session_id = ?", session_id
+        )
+        return rows.session_row(found[0]) if found else None
+
+    def unfinished(self) -> list[SessionRow]:
+        """Return the sessions that never said goodbye, or whose last words had no effect yet."""
+        closed = SessionState.CLOSED.value
+        found = self._select(
+            f"SELECT {rows.SESSION_COLUMNS} FROM sessions WHERE state <> ? OR session_id IN"
+            " (SELECT session_id FROM declarations WHERE applied = 0)",
+            closed,
+        )
+        return [rows.session_row(row) for row in found]
+
+    def committed_beyond(self, session_id: str, watermark: int) -> list[int]:
+        """Return the committed numbers above the watermark."""
+        found = self._select(
+            "SELECT sequence FROM records WHERE session_id = ?1 AND sequence > ?2"
+            " UNION SELECT sequence FROM figures WHERE session_id = ?1 AND sequence > ?2"
+            " UNION SELECT sequence FROM declarations WHERE session_id = ?1 AND sequence > ?2",
+            session_id,
+            watermark,
+        )
+        return [sequence for (sequence,) in found]
+
+    def unapplied(self, session_id: str) -> list[bytes]:
+        """Return the declarations that have not taken effect for good, in order."""
+        found = self._select(
+            "SELECT body FROM declarations WHERE session_id = ? AND applied = 0 ORDER BY sequence",
+            session_id,
+        )
+        return [body for (body,) in found]
+
+    def counts(self, session_id: str) -> list[CountRow]:
+        """Return what became of a session's tensors."""
+        found = self._select(
+            "SELECT iteration, fate, reason, COUNT(*), SUM(bytes_in), SUM(bytes_stored)"
+            " FROM records WHERE session_id = ?1 GROUP BY iteration, fate, reason"
+            " UNION ALL SELECT iteration, fate, '', SUM(kept), 0, 0"
+            " FROM figures WHERE session_id = ?1 GROUP BY iteration, fate HAVING SUM(kept) > 0",
+            session_id,
+        )
+        counts = [CountRow(row[0], Fate(row[1]), *row[2:]) for row in found]
+        return [*counts, *self._refused(session_id)]
+
+    def _refused(self, session_id: str) -> list[CountRow]:
+        refused: Counter[tuple[int, str]] = Counter()
+        for iteration, text in self._select(
+            "SELECT iteration, refused FROM figures WHERE session_id = ? AND refused <> '{}'",
+            session_id,
+        ):
+            for reason, places in json.loads(text).items():
+                refused[iteration, reason] += len(places)
+        return [
+            CountRow(iteration, Fate.DROPPED, reason, count, 0, 0)
+            for (iteration, reason), count in refused.items()
+        ]
+
+    def ends(self, session_id: str) -> list[EndRow]:
+        """Return the ends of iterations that have taken effect."""
+        found = self._select(
+            "SELECT iteration, expected, dropped FROM iterations WHERE session_id = ?", session_id
+        )
+        return [
+            EndRow(iteration, expected, json.loads(text)) for iteration, expected, text in found
+        ]
+
+    def kept(self, session_id: str, iteration: int) -> list[KeptRecord | KeptFrame]:
+        """Return every tensor of an iteration that is in the tree, in the order of the frames."""
+        records = self._select(
+            f"SELECT {rows.KEPT_COLUMNS} FROM records WHERE session_id = ? AND iteration = ?"
+            " AND fate <> ?",
+            session_id,
+            iteration,
+            Fate.DROPPED.value,
+        )
+        frames = self._select(
+            f"SELECT {rows.FRAME_COLUMNS} FROM figures WHERE session_id = ? AND iteration = ?"
+            " AND kept > 0",
+            session_id,
+            iteration,
+        )
+        found = [*map(rows.kept_record, records), *map(rows.kept_frame, frames)]
+        return sorted(found, key=lambda each: each.sequence)
+
+    def table_rows(
+        self, session_id: str, *, after: int, up_to: int
+    ) -> tuple[list[KeptRow | KeptFrame], int]:
+        """Return what comes next in `statistic.csv`, and up to which number that is all of it."""
+        query = (
+            "SELECT sequence, row_folder, row, 1, NULL, '' FROM records"
+            " WHERE session_id = ?1 AND sequence > ?2 AND sequence <= ?3 AND row <> ''"
+            " UNION ALL SELECT sequence, '', '', kept, body, refused FROM figures"
+            " WHERE session_id = ?1 AND sequence > ?2 AND sequence <= ?3 AND kept > 0"
+            " ORDER BY sequence"
+        )
+        found: list[KeptRow | KeptFrame] = []
+        count = 0
+        with self._lock:
+            # Not all at once: rows that had to wait for their disk may be more than memory holds.
+            for sequence, folder, text, kept, body, refused in self._base.execute(
+                query, (session_id, after, up_to)
+            ):
+                row = KeptRow(sequence, TableRow(folder, text))
+                found.append(rows.kept_frame((sequence, body, refused)) if body else row)
+                count += kept
+                if count >= ROWS_AT_ONCE:
+                    return found, sequence
+        return found, up_to
+
+    def last_end(self, session_id: str) -> int:
+        """Return the number of the last end of an iteration that has taken effect, or 0."""
+        query = "SELECT MAX(sequence) FROM iterations WHERE session_id = ?"
+        ((sequence,),) = self._select(query, session_id)
+        return sequence or 0
+
+    def _select(self, query: str, *values: str | int) -> list[tuple[Any, ...]]:
+        with self._lock:
+            return self._base.execute(query, values).fetchall()

@@ -1,0 +1,119 @@
+"""All workers of a front: what each knows, and a wish to each, asked for at the same time."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
+
+import grpc
+
+from rankdump.contract.errors import RankdumpError
+from rankdump.contract.status import StatusView
+from rankdump.wire import views
+from rankdump.wire.errors import error_of
+from rankdump.wire.v1 import agent_pb2, agent_pb2_grpc
+from rankdumpd.front.merged import merged
+
+STATUS_TIMEOUT_S = 5.0
+_MARGIN_S = 2.0
+# A status of a thousand ranks is larger than gRPC's usual 4 MiB.
+_OPTIONS = (("grpc.max_receive_message_length", 256 << 20),)
+
+Answer_co = TypeVar("Answer_co", covariant=True)
+Answer = TypeVar("Answer")
+
+
+class Member(Protocol):
+    """A worker as others see it."""
+
+    @property
+    def index(self) -> int:
+        """Its number."""
+        ...
+
+    @property
+    def address(self) -> str:
+        """Where it serves; UnavailableError while it does not."""
+        ...
+
+    def wait_up(self, timeout_s: float) -> None:
+        """Wait until it serves, or no longer."""
+        ...
+
+    def findings(self) -> list[str]:
+        """Return what people should know of it."""
+        ...
+
+
+class _Call(Protocol[Answer_co]):
+    def result(self) -> Answer_co: ...
+
+
+class Crew:
+    """Asks workers; a connection is as short as a call, for a worker may die at any time."""
+
+    def __init__(self, members: Sequence[Member]) -> None:
+        self._members = members
+
+    def address(self, index: int) -> str:
+        """Return where a worker serves; UnavailableError while it does not."""
+        return self._members[index].address
+
+    def view(self) -> StatusView:
+        """Return what all of them know, and who did not say."""
+        answers = self._ask(
+            lambda stub: stub.Status.future(
+                agent_pb2.AgentStatusRequest(), timeout=STATUS_TIMEOUT_S
+            )
+        )
+        silent = [
+            f"worker {member.index} is left out, it does not answer: {answer}"
+            for member, answer in zip(self._members, answers, strict=True)
+            if isinstance(answer, RankdumpError)
+        ]
+        own = [sentence for member in self._members for sentence in member.findings()]
+        known = [views.view_from_wire(a.view) for a in answers if not isinstance(a, RankdumpError)]
+        return merged(known, [*own, *silent])
+
+    def settle(self, timeout_s: float) -> int:
+        """Wait until all that was received is in the tree; return what is not, at least one for
+        each worker that does not say.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        for member in self._members:
+            member.wait_up(deadline_s - time.monotonic())
+        left_s = max(0.0, deadline_s - time.monotonic())
+        drain = agent_pb2.Drain(timeout_ms=round(left_s * 1000))
+        answers = self._ask(
+            lambda stub: stub.Control.future(
+                agent_pb2.ControlRequest(drain=drain), timeout=left_s + _MARGIN_S
+            )
+        )
+        return sum(1 if isinstance(a, RankdumpError) else a.queued_records for a in answers)
+
+    def _ask(
+        self, call: Callable[[agent_pb2_grpc.AgentServiceStub], _Call[Answer]]
+    ) -> list[Answer | RankdumpError]:
+        """Return the answer of each, or why there is none."""
+        with contextlib.ExitStack() as channels:
+            calls: list[_Call[Answer] | RankdumpError] = []
+            for member in self._members:
+                try:
+                    channel = grpc.insecure_channel(member.address, options=_OPTIONS)
+                except RankdumpError as error:
+                    calls.append(error)
+                    continue
+                channels.enter_context(channel)
+                calls.append(call(agent_pb2_grpc.AgentServiceStub(channel)))
+            return [_answer(each) for each in calls]
+
+
+def _answer(call: _Call[Answer] | RankdumpError) -> Answer | RankdumpError:
+    if isinstance(call, RankdumpError):
+        return call
+    try:
+        return call.result()
+    except grpc.RpcError as failure:
+        return error_of(failure)

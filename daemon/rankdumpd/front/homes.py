@@ -1,0 +1,197 @@
+"""Brings every session to the worker that it belongs to, before any worker runs.
+
+What an agent left unfinished must not be forgotten because it has another number of workers now.
+A session goes with all of its rows, finished or not: a rank may come back only to hear that its
+goodbye was taken. Every step may be repeated, so a crash in between does no harm.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import sqlite3
+import time
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rankdump.contract.errors import ConfigError
+from rankdumpd.agent.ledger.connection import connect, sole_owner
+from rankdumpd.front.sharding import worker_of
+
+LEDGER = "ledger.sqlite"
+FOLDER_MODE = 0o750
+_WORKER = "worker-"
+_POLL_S = 0.05
+_HELD_TABLES = (
+    "SELECT m.name FROM sqlite_master AS m JOIN pragma_table_info(m.name) AS c"
+    " WHERE m.type = 'table' AND c.name = 'session_id'"
+)
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """Where one agent process keeps what must survive it."""
+
+    state_dir: Path
+    runtime_dir: Path | None
+
+    @property
+    def ledger(self) -> Path:
+        """Its rows."""
+        return self.state_dir / LEDGER
+
+    @property
+    def slabs(self) -> Path | None:
+        """Its shared memory; None without a socket."""
+        return self.runtime_dir and self.runtime_dir / "slabs"
+
+    def worker(self, index: int) -> Home:
+        """Return the home of a worker of the agent that lives here."""
+        return self.under(f"{_WORKER}{index}")
+
+    def under(self, name: str) -> Home:
+        """Return a home one floor below."""
+        return Home(self.state_dir / name, self.runtime_dir and self.runtime_dir / name)
+
+    def workers(self) -> list[Home]:
+        """Return the homes of all workers that ever were."""
+        return [self.under(path.name) for path in sorted(self.state_dir.glob(f"{_WORKER}*"))]
+
+
+def bring_home(agent: Home, workers: int, *, group: int, patience_s: float) -> None:
+    """Move every session that the agent or any worker of it left to its worker, or to the agent
+    when it has none.
+
+    The caller owns the agent's own state folder. ConfigError when a session cannot be moved, or
+    when a worker still runs after that time.
+    """
+    homes = [agent] if workers == 1 else [agent.worker(index) for index in range(workers)]
+    places = [*homes, *(home for home in (agent, *agent.workers()) if home not in homes)]
+    with contextlib.ExitStack() as owned:
+        for place in places:
+            if place != agent:
+                owned.enter_context(_owned(place.state_dir, patience_s))
+        try:
+            home_of = {
+                session_id: homes[index]
+                for place in places
+                for session_id, index in _clear(place, homes).items()
+            }
+            for place in places:
+                _move_slabs(place, home_of, group)
+        except (OSError, sqlite3.Error) as error:
+            allowed = f"a folder whose sessions can be moved to their workers ({error})"
+            raise ConfigError("agent.state_dir", "", str(agent.state_dir), allowed) from None
+
+
+def make_folder(path: Path, group: int) -> None:
+    """Make a folder that a group may enter; one that is there stays as it is."""
+    missing = [folder for folder in (path, *path.parents) if not folder.is_dir()]
+    for folder in reversed(missing):
+        folder.mkdir()
+        os.chown(folder, -1, group if folder == path else -1)
+        # Whatever the umask is: the socket's folder may be among them.
+        folder.chmod(FOLDER_MODE)
+
+
+def _clear(source: Home, homes: list[Home]) -> dict[str, int]:
+    """Move out what does not belong here; return to which home each session belongs."""
+    if not source.ledger.exists():
+        return {}
+    with contextlib.closing(connect(source.ledger)) as base:
+        rows = base.execute("SELECT session_id, request FROM sessions").fetchall()
+        belongs = {
+            session_id: index
+            for session_id, request in rows
+            if (index := _index(session_id, request, len(homes))) is not None
+        }
+        for index, home in enumerate(homes):
+            strangers = [each for each, at in belongs.items() if at == index and home != source]
+            if strangers:
+                _log.info("%d sessions go to %s", len(strangers), home.state_dir)
+                connect(home.ledger).close()
+                _move_rows(base, home.ledger, strangers)
+        return belongs
+
+
+def _index(session_id: str, request: str, workers: int) -> int | None:
+    try:
+        about = json.loads(request)
+        return worker_of(about["job_id"], about["rank"], workers)
+    except (ValueError, LookupError, TypeError, AttributeError):
+        # One row that cannot be read must not keep all ranks out.
+        _log.exception("session %s cannot be read and stays where it is", session_id)
+        return None
+
+
+def _move_slabs(source: Home, home_of: Mapping[str, Home], group: int) -> None:
+    """Move slabs after their sessions, wherever an earlier attempt may have left them."""
+    if source.slabs is None or not source.slabs.is_dir():
+        return
+    for slab in sorted(source.slabs.iterdir()):
+        home = home_of.get(slab.stem, source)
+        if home.slabs is not None and home != source:
+            make_folder(home.slabs, group)
+            # A rank that maps it goes on with it: it knows the file by its inode.
+            slab.rename(home.slabs / slab.name)
+
+
+def _move_rows(base: sqlite3.Connection, target: Path, session_ids: list[str]) -> None:
+    """Copy rows and make sure of them, then delete them where they were."""
+    base.execute("ATTACH ? AS target", (str(target),))
+    try:
+        tables = [name for (name,) in base.execute(_HELD_TABLES)]
+        keys = [(session_id,) for session_id in session_ids]
+        with _transaction(base):
+            for table in tables:
+                names = base.execute("SELECT name FROM pragma_table_info(?)", (table,)).fetchall()
+                columns = ", ".join(name for (name,) in names)
+                base.executemany(
+                    f"INSERT OR IGNORE INTO target.{table} ({columns})"
+                    f" SELECT {columns} FROM main.{table} WHERE session_id = ?",
+                    keys,
+                )
+        _delete_rows(base, tables, keys)
+    finally:
+        base.execute("DETACH target")
+
+
+def _delete_rows(base: sqlite3.Connection, tables: list[str], keys: list[tuple[str]]) -> None:
+    with _transaction(base):
+        for table in tables:
+            base.executemany(f"DELETE FROM main.{table} WHERE session_id = ?", keys)
+
+
+@contextmanager
+def _transaction(base: sqlite3.Connection) -> Generator[None]:
+    base.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        base.execute("COMMIT")
+    except BaseException:
+        base.execute("ROLLBACK")
+        raise
+
+
+@contextmanager
+def _owned(state_dir: Path, patience_s: float) -> Generator[None]:
+    """Own a worker's folder; one whose front was killed needs a moment to notice."""
+    deadline_s = time.monotonic() + patience_s
+    while True:
+        try:
+            guard = sole_owner(state_dir)
+            break
+        except ConfigError:
+            if time.monotonic() > deadline_s:
+                raise
+            time.sleep(_POLL_S)
+    try:
+        yield
+    finally:
+        os.close(guard)

@@ -1,0 +1,154 @@
+"""The front, put together: workers below, one address above."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import grpc
+
+from rankdump.contract.errors import UnavailableError
+from rankdump.contract.exchange import SessionRequest
+from rankdump.wire.v1 import agent_pb2_grpc
+from rankdumpd import machine
+from rankdumpd.agent.ledger.connection import sole_owner
+from rankdumpd.agent.servicer import SERVICE_NAME
+from rankdumpd.agent.slabs.cap import share_out
+from rankdumpd.agent.slabs.place import group_of
+from rankdumpd.front import shares
+from rankdumpd.front.crew import Crew
+from rankdumpd.front.homes import Home, bring_home, make_folder
+from rankdumpd.front.servicer import FrontServicer
+from rankdumpd.front.sharding import worker_of
+from rankdumpd.front.worker import Worker
+from rankdumpd.server import socket_path
+from rankdumpd.settings import AgentSettings, environment, without_settings
+
+_log = logging.getLogger(__name__)
+
+_PATIENCE_S = 10.0
+_NOT_INHERITED = "NOTIFY_SOCKET"
+# A worker drains as long as its front does, and has its calls to end and its files to close then.
+_LEAVE_S = 8.0
+
+
+class Front:
+    """An agent of several workers; it owns the state folder from when it is made until `stop`."""
+
+    service_names: tuple[str, ...] = (SERVICE_NAME,)
+
+    def __init__(self, settings: AgentSettings, environ: Mapping[str, str]) -> None:
+        """Give `environ` to the workers, with settings of their own."""
+        self._settings = settings
+        # The longest of all the paths there will be.
+        socket_path(shares.beside(settings.listen, settings.workers - 1))
+        self._group = group_of(settings.runtime_group)
+        self._home = home_of(settings)
+        self._guard = sole_owner(self._home.state_dir)
+        cap = share_out(
+            settings.memory_bytes,
+            machine_bytes=machine.memory_bytes(),
+            queue_bytes=settings.queue_bytes,
+            max_record_bytes=settings.max_record_bytes,
+        )
+        self._workers = [
+            self._worker(index, memory_bytes=cap.total_bytes, environ=environ)
+            for index in range(settings.workers)
+        ]
+        self._crew = Crew(self._workers)
+        self._draining = False
+
+    def register(self, server: grpc.Server) -> None:
+        """Add the agent's service to a server."""
+        servicer = FrontServicer(self._crew, redirect=self._redirect)
+        agent_pb2_grpc.add_AgentServiceServicer_to_server(servicer, server)
+
+    def start(self) -> None:
+        """Bring all sessions to their workers, start these and wait until they serve."""
+        try:
+            self._make_runtime_folders()
+            bring_home(self._home, len(self._workers), group=self._group, patience_s=_PATIENCE_S)
+            for worker in self._workers:
+                worker.start()
+            for worker in self._workers:
+                worker.wait_ready()
+        except BaseException:
+            self.stop()
+            raise
+
+    def drain(self, timeout_s: float) -> int:
+        """Let all workers drain at the same time; return what is left."""
+        self._draining = True
+        deadline_s = time.monotonic() + timeout_s + _LEAVE_S
+        for worker in self._workers:
+            worker.ask_to_drain()
+        return sum(w.wait_over(max(0.0, deadline_s - time.monotonic())) for w in self._workers)
+
+    def stop(self) -> None:
+        """End all workers at once; may be repeated."""
+        self._draining = True
+        for worker in self._workers:
+            worker.let_go()
+        for worker in self._workers:
+            worker.stop()
+            folder = self._home.worker(worker.index).runtime_dir
+            if folder:
+                # Slabs that are needed stay, and so does their folder.
+                with contextlib.suppress(OSError):
+                    folder.rmdir()
+        if self._guard >= 0:
+            os.close(self._guard)
+            self._guard = -1
+
+    def _worker(self, index: int, *, memory_bytes: int, environ: Mapping[str, str]) -> Worker:
+        home = self._home.worker(index)
+        share = shares.share_of(
+            self._settings,
+            index,
+            state_dir=str(home.state_dir),
+            runtime_dir=str(home.runtime_dir or ""),
+            memory_bytes=memory_bytes,
+            cores=machine.cores(),
+        )
+        inherited = without_settings(environ)
+        inherited.pop(_NOT_INHERITED, None)
+        return Worker(index, folder=home.state_dir, environ=inherited | environment(share))
+
+    def _make_runtime_folders(self) -> None:
+        for worker in self._workers:
+            folder = self._home.worker(worker.index).runtime_dir
+            try:
+                if folder:
+                    make_folder(folder, self._group)
+            except OSError as error:
+                # The worker will find it out as well, and do without shared memory.
+                _log.warning("%s cannot be made: %s", folder, error)
+
+    def _redirect(self, request: SessionRequest) -> str:
+        if self._draining:
+            raise UnavailableError("the agent is stopping and takes no new sessions")
+        index = worker_of(request.job_id, request.rank, len(self._workers))
+        return shares.redirect_to(self._crew.address(index))
+
+
+def home_of(settings: AgentSettings) -> Home:
+    """Return where an agent of these settings keeps its own state and slabs."""
+    socket = socket_path(settings.listen)
+    runtime_dir = Path(settings.runtime_dir) if settings.runtime_dir else socket and socket.parent
+    return Home(Path(settings.state_dir), runtime_dir if socket else None)
+
+
+def bring_home_alone(settings: AgentSettings) -> None:
+    """Take over what workers left, for an agent that has none now."""
+    home = home_of(settings)
+    if home.workers():
+        guard = sole_owner(home.state_dir)
+        try:
+            group = group_of(settings.runtime_group)
+            bring_home(home, 1, group=group, patience_s=_PATIENCE_S)
+        finally:
+            os.close(guard)

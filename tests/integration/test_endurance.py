@@ -1,0 +1,71 @@
+"""A million records leave memory as it was after the first tenth of them, in rank and agent."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from integration.jobs import endurance
+
+from rankdump.cli.ask import agent_status
+
+WAIT_S = 600
+BUFFER_BYTES = 1 << 20
+"""Full long before the first tenth is over: what waits is the same ever after."""
+SLACK_BYTES = 12 << 20
+"""What allocators and a batch more or less may make of it."""
+
+
+@pytest.fixture
+def memory_dir() -> Iterator[Path]:
+    """A folder that no disk has to keep up with, where there is one."""
+    shm = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(prefix="rd-", dir=shm if shm.is_dir() else None) as folder:
+        yield Path(folder)
+
+
+@pytest.mark.parametrize(
+    ("saved", "records"), [("statistic", 1_000_000), ("tensor", 100_000)], ids=["rows", "files"]
+)
+@pytest.mark.timeout(WAIT_S)
+def test_memory_does_not_grow(
+    memory_dir: Path, make_daemon, short_dir: Path, saved: str, records: int
+):
+    daemon = make_daemon()
+    tree, config = memory_dir / "dump", short_dir / "dump.json"
+    common = {
+        "dump_mode": 0,
+        "path": str(tree),
+        "net_name": "Net",
+        "iteration": "all",
+        "input_output": 0,
+        "kernels": [],
+        "support_device": [0],
+        "saved_data": saved,
+    }
+    body = {
+        "common_dump_settings": common,
+        "e2e_dump_settings": {"enable": True, "trans_flag": True},
+        "rankdump": {"block_timeout_s": WAIT_S, "buffer_bytes": BUFFER_BYTES},
+    }
+    config.write_text(json.dumps(body))
+    command = [sys.executable, endurance.__file__, str(records), str(daemon.process.pid), str(tree)]
+    environ = {"RANKDUMP_CONFIG": str(config), "RANKDUMP_AGENT": daemon.address}
+    ran = subprocess.run(
+        command, env=os.environ | environ, capture_output=True, text=True, timeout=WAIT_S
+    )
+    assert ran.returncode == 0, ran.stderr
+    view = agent_status(daemon.address)
+    assert sum(each.stored + each.linked for each in view.iterations) == records
+    assert not any(each.dropped for each in view.iterations)
+    by_tenth = [tuple(map(int, line.split())) for line in ran.stdout.splitlines()]
+    assert len(by_tenth) == endurance.TENTHS
+    for who, column in zip(("rank", "agent"), zip(*by_tenth, strict=True), strict=True):
+        first, *later = column
+        assert max(later) - first < SLACK_BYTES, (who, [n >> 20 for n in column])

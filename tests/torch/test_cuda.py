@@ -1,0 +1,126 @@
+"""The way of a CUDA tensor into pinned memory, with CUDA itself played by the test."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rankdump.adapters.torch.cuda import Copier, CudaTensor, accelerator_of
+
+
+class Played:
+    """Streams as a list of what was asked of them; a copy happens when the test says so."""
+
+    def __init__(self, *, registers: bool = True) -> None:
+        self.registers = registers
+        self.pinned: dict[int, int] = {}
+        self.asked: list[str] = []
+        self.pending: list[PlayedEvent] = []
+
+    def register(self, address: int, byte_count: int) -> bool:
+        if self.registers:
+            self.pinned[address] = byte_count
+        return self.registers
+
+    def unregister(self, address: int) -> None:
+        del self.pinned[address]
+
+    def copy(self, tensor: torch.Tensor, target: torch.Tensor) -> PlayedEvent:
+        return self._begin("in order", tensor, target)
+
+    def copy_aside(self, tensor: torch.Tensor, target: torch.Tensor) -> PlayedEvent:
+        return self._begin("aside", tensor.clone(), target)
+
+    def _begin(self, how: str, tensor: torch.Tensor, target: torch.Tensor) -> PlayedEvent:
+        self.asked.append(how)
+        self.pending.append(PlayedEvent(tensor, target))
+        return self.pending[-1]
+
+
+class PlayedEvent:
+    def __init__(self, tensor: torch.Tensor, target: torch.Tensor) -> None:
+        self._tensor, self._target = tensor, target
+        self._over = self.fails = False
+
+    def happen(self) -> None:
+        self._target.copy_(self._tensor)
+        self._over = True
+
+    def query(self) -> bool:
+        if self.fails:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        return self._over
+
+
+def into(tensor: torch.Tensor) -> memoryview:
+    return memoryview(bytearray(tensor.numel() * tensor.element_size()))
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.arange(12, dtype=torch.float32).reshape(3, 4).t(),
+        torch.arange(6).to(torch.bfloat16)[::2],
+        torch.tensor([0.5, -2.0]).to(torch.float8_e4m3fn),
+        torch.tensor([True, False, True]),
+        torch.tensor(3.5),
+        torch.tensor([1 + 2j, 3 - 4j]).conj(),
+        torch.nn.Parameter(torch.ones(2, 2)),
+    ],
+    ids=["transposed", "bfloat16", "float8", "bool", "0-d", "conjugated", "parameter"],
+)
+def test_elements_arrive_packed(tensor: torch.Tensor):
+    runtime = Played()
+    target = into(tensor)
+    transfer = CudaTensor(tensor, Copier(runtime)).copy_into(target)
+    assert not transfer.done()
+    runtime.pending[0].happen()
+    assert transfer.done()
+    expected = tensor.detach().resolve_conj().contiguous().reshape(-1).view(torch.uint8)
+    assert bytes(target) == bytes(expected.tolist())
+
+
+def test_too_much_under_way_goes_in_the_order_of_the_job():
+    """Memory of the device is the job's: what waits aside is bounded, and comes back."""
+    runtime = Played()
+    tensor = torch.zeros(100, dtype=torch.uint8)
+    copier = Copier(runtime, most_bytes=250)
+    transfers = [copier.begin(tensor, into(tensor)) for _ in range(3)]
+    assert runtime.asked == ["aside", "aside", "in order"]
+    for event in runtime.pending:
+        event.happen()
+    assert all(each.done() and each.done() for each in transfers)
+    copier.begin(tensor, into(tensor))
+    copier.begin(tensor, into(tensor))
+    assert runtime.asked[3:] == ["aside", "aside"]
+
+
+def test_a_device_that_fails_gives_its_share_back():
+    runtime = Played()
+    tensor = torch.zeros(100, dtype=torch.uint8)
+    copier = Copier(runtime, most_bytes=100)
+    transfer = copier.begin(tensor, into(tensor))
+    runtime.pending[0].fails = True
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        transfer.done()
+    copier.begin(tensor, into(tensor))
+    assert runtime.asked == ["aside", "aside"]
+
+
+def test_memory_is_pinned_and_let_go():
+    runtime = Played()
+    memory = memoryview(bytearray(4096))
+    unpin = Copier(runtime).pin(memory)
+    assert list(runtime.pinned.values()) == [4096]
+    assert unpin is not None
+    unpin()
+    assert runtime.pinned == {}
+    memory.release()  # nobody holds on to it
+
+
+def test_memory_that_cannot_be_pinned():
+    assert Copier(Played(registers=False)).pin(memoryview(bytearray(4096))) is None
+
+
+def test_a_tensor_in_host_memory_has_no_accelerator():
+    assert accelerator_of(torch.zeros(3)) is None

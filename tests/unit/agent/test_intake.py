@@ -1,0 +1,188 @@
+"""What comes together is handed on together; every byte of the budget comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from rankdump.contract.errors import ProtocolError, UnavailableError
+from rankdump.contract.plan import DumpPlan, Output
+from rankdump.contract.status import Load
+from rankdump.wire.v1 import agent_pb2
+from rankdumpd.agent import intake as room
+from rankdumpd.agent.budget import Budget
+from rankdumpd.agent.intake import Intake
+from rankdumpd.agent.sessions import Session
+from rankdumpd.agent.values import Declared, Outcome, Parcel, Policy
+
+LARGE = room.SMALL_BYTES + 1
+CEILING = 100_000
+
+
+class Taker:
+    """Stands where workers and the committer would: keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.batches: list[Sequence[Any]] = []
+        self.cost = 0
+
+    def submit(self, items: Sequence[Any], cost: int = 0) -> None:
+        self.batches.append(items)
+        self.cost += cost
+
+    def numbers(self) -> list[list[int]]:
+        return [[item.ticket.sequence for item in batch] for batch in self.batches]
+
+
+class House:
+    """An intake with the rooms around it."""
+
+    def __init__(self, make_request, *, limit_bytes: int = 1 << 30) -> None:
+        plan = DumpPlan(output=Output(root="/dump"))
+        self.session = Session(make_request(plan_json=plan.to_json()), plan)
+        self.budget = Budget(limit_bytes)
+        self.workers, self.committer = Taker(), Taker()
+        self.asked = 0
+        rooms: Any = {"workers": self.workers, "committer": self.committer}
+        self.intake = Intake(
+            self.session, budget=self.budget, policy=Policy(CEILING, 0), load=self._load, **rooms
+        )
+
+    def _load(self) -> Load:
+        self.asked += 1
+        return Load(disk_free_bytes=1 << 40)
+
+    def settle(self) -> None:
+        """Give back what the committer would once everything is done."""
+        parcels = [item for batch in self.workers.batches for item in batch]
+        sizes = [room.cost_bytes(parcel.head.byte_count) for parcel in parcels]
+        others = sum(map(len, self.committer.batches))
+        self.budget.give(sum(sizes) + self.committer.cost, items=len(sizes) + others)
+
+
+@pytest.fixture
+def house(make_request) -> House:
+    return House(make_request)
+
+
+def record(sequence: int, size: int = 4, *, first: int | None = None) -> agent_pb2.Frame:
+    kind = agent_pb2.TensorKind(
+        op_name="a", side=agent_pb2.SIDE_OUTPUT, dtype="int8", shape=[size], byte_count=size
+    )
+    data = bytes(size if first is None else first)
+    body = agent_pb2.Record(kind=kind.SerializeToString(), data=data)
+    return agent_pb2.Frame(sequence=sequence, record=body)
+
+
+def chunk(sequence: int, offset: int, size: int) -> agent_pb2.Frame:
+    body = agent_pb2.Chunk(offset=offset, data=bytes(size))
+    return agent_pb2.Frame(sequence=sequence, chunk=body)
+
+
+def end(sequence: int) -> agent_pb2.Frame:
+    return agent_pb2.Frame(sequence=sequence, iteration_end=agent_pb2.IterationEnd())
+
+
+def take(house: House, *frames: agent_pb2.Frame) -> None:
+    for frame in frames:
+        house.intake.take(frame)
+
+
+def test_small_records_wait_for_those_that_come_with_them(house):
+    """Nothing is handed on before its time, and the disk is asked for once."""
+    take(house, *[record(n) for n in range(1, 5)], end(5))
+    assert (house.workers.batches, house.budget.items, house.asked) == ([], 0, 1)
+    house.intake.hand_on()
+    house.intake.hand_on()
+    assert house.workers.numbers() == [[1, 2, 3, 4]]
+    assert house.committer.numbers() == [[5]]
+    assert all(isinstance(each, Parcel) for each in house.workers.batches[0])
+    assert isinstance(house.committer.batches[0][0], Declared)
+    assert house.budget.items == 5
+    house.settle()
+    assert (house.budget.items, house.budget.used_bytes) == (0, 0)
+
+
+def test_bounds_of_a_batch(house, monkeypatch):
+    """So many and so large together: then it is handed on, whatever else comes."""
+    monkeypatch.setattr(room, "MOST_GATHERED", 3)
+    take(house, *[record(n) for n in range(1, 8)])
+    assert house.workers.numbers() == [[1, 2, 3], [4, 5, 6]]
+    monkeypatch.setattr(room, "MOST_GATHERED_BYTES", 1)
+    take(house, record(8))
+    assert house.workers.numbers()[2:] == [[7, 8]]
+
+
+@pytest.mark.parametrize("first", [LARGE, 3, 0])
+def test_a_large_record_goes_alone_after_those_before_it(house, first):
+    """However it is cut; its room is taken before its memory is."""
+    take(house, record(1), record(2, LARGE, first=first))
+    assert house.workers.numbers()[0] == [1]
+    assert house.budget.items == 2
+    if first < LARGE:
+        take(house, chunk(2, first, LARGE - first))
+    take(house, record(3))
+    assert house.workers.numbers() == [[1], [2]]
+    house.intake.hand_on()
+    house.settle()
+    assert (house.budget.items, house.budget.used_bytes) == (0, 0)
+
+
+def test_a_large_record_that_is_cut_off_gives_its_room_back(house):
+    """It leaves as a counted drop that occupies next to nothing."""
+    take(house, record(1, LARGE, first=3))
+    assert house.budget.used_bytes > LARGE
+    house.intake.cut_off("torn")
+    ((outcome,),) = house.committer.batches
+    assert isinstance(outcome, Outcome)
+    assert (outcome.reason, house.workers.batches) == ("torn", [])
+    assert house.budget.used_bytes == room.cost_bytes(0)
+    house.settle()
+    assert (house.budget.items, house.budget.used_bytes) == (0, 0)
+
+
+def test_refused_records_need_no_worker(house):
+    """They are counted like any other frame, beside those that are kept."""
+    take(house, record(1), record(2, CEILING + 1), record(3))
+    house.intake.hand_on()
+    assert house.workers.numbers() == [[1], [3]]
+    ((outcome,),) = house.committer.batches
+    assert outcome.reason == "record_too_large"
+    house.settle()
+    assert (house.budget.items, house.budget.used_bytes) == (0, 0)
+
+
+def test_what_another_stream_has_taken_meanwhile(house):
+    """Each frame has one owner; what it occupied here is given back at once."""
+    take(house, *[record(n) for n in range(1, 6)], end(6))
+    assert house.session.claim({2, 4, 6, 99}) == {2, 4, 6, 99}
+    house.intake.hand_on()
+    assert house.workers.numbers() == [[1, 3, 5]]
+    assert house.committer.batches == []
+    house.settle()
+    assert (house.budget.items, house.budget.used_bytes) == (0, 0)
+    take(house, record(7))
+    house.session.claim({7})
+    house.intake.hand_on()
+    assert (house.workers.numbers(), house.budget.items) == ([[1, 3, 5]], 0)
+
+
+def test_frames_before_a_fault_are_kept(house):
+    """The stream ends with the frame that breaks a rule, not with those before it."""
+    with pytest.raises(ProtocolError):
+        take(house, record(1), record(2), record(9))
+    house.intake.hand_on()
+    assert house.workers.numbers() == [[1, 2]]
+
+
+def test_an_agent_that_stops_takes_no_more(house):
+    """What was gathered is nobody's then: it is sent again to the next agent."""
+    take(house, record(1))
+    house.budget.close()
+    with pytest.raises(UnavailableError):
+        house.intake.hand_on()
+    assert not house.session.known(1)
+    house.intake.give_back()
+    assert (house.budget.items, house.budget.used_bytes) == (0, 0)

@@ -1,0 +1,53 @@
+"""Asking workers of which some do not answer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rankdump.contract.errors import UnavailableError
+from rankdump.contract.status import StatusView
+from rankdumpd.front.crew import Crew
+
+
+class Away:
+    """A worker that is being started again."""
+
+    index = 0
+
+    @property
+    def address(self) -> str:
+        raise UnavailableError("worker 0 is being started again: it ended with code 1")
+
+    def wait_up(self, timeout_s: float) -> None:
+        assert timeout_s > 0
+
+    def findings(self) -> list[str]:
+        return ["worker 0 was started again once; the last ended with code 1"]
+
+
+class Deaf:
+    """A worker at whose address nobody answers."""
+
+    index = 1
+
+    def __init__(self, folder: Path) -> None:
+        self.address = f"unix:{folder}/nobody"
+
+    def wait_up(self, timeout_s: float) -> None:
+        assert timeout_s > 0
+
+    def findings(self) -> list[str]:
+        return []
+
+
+def test_who_does_not_answer_is_said_not_left_out_in_silence(socket_folder: Path):
+    view = Crew([Away(), Deaf(socket_folder)]).view()
+    assert view == StatusView(findings=view.findings)
+    history, away, deaf = view.findings
+    assert history == "worker 0 was started again once; the last ended with code 1"
+    assert away.startswith("worker 0 is left out, it does not answer: worker 0 is being started")
+    assert deaf.startswith("worker 1 is left out, it does not answer: ")
+
+
+def test_nothing_is_called_drained_that_did_not_say_so(socket_folder: Path):
+    assert Crew([Away(), Deaf(socket_folder)]).settle(0.2) == 2

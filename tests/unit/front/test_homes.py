@@ -1,0 +1,164 @@
+"""Sessions go to the worker they belong to, with rows and slab, however often one begins anew."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rankdump.contract.errors import ConfigError
+from rankdump.contract.exchange import SessionRequest
+from rankdumpd.agent.ledger import Ledger
+from rankdumpd.agent.ledger.connection import sole_owner
+from rankdumpd.front import homes
+from rankdumpd.front.homes import Home, bring_home
+from rankdumpd.front.sharding import worker_of
+
+RANKS = range(6)
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[Home]:
+    home = Home(tmp_path / "state", tmp_path / "run")
+    guard = sole_owner(home.state_dir)
+    yield home
+    os.close(guard)
+
+
+def request(rank: int) -> SessionRequest:
+    return SessionRequest(
+        job_id="job",
+        session_id=f"s{rank}",
+        rank=rank,
+        world_size=len(RANKS),
+        device=0,
+        host="here",
+        pid=1,
+        framework="",
+        device_target="CPU",
+        plan_json=b"plan",
+        config_source=b"",
+    )
+
+
+def fill(home: Home, ranks=RANKS) -> None:
+    """Leave what an agent leaves that was killed: unfinished sessions, and their slabs."""
+    # Elsewhere first: the lock of the folder itself is held by whoever calls.
+    ledger = Ledger(home.state_dir / "making")
+    for rank in ranks:
+        ledger.open_session(request(rank))
+    ledger.close()
+    (home.state_dir / "making" / "ledger.sqlite").rename(home.ledger)
+    with contextlib.closing(sqlite3.connect(home.ledger)) as base, base:
+        base.executemany(
+            "INSERT INTO declarations (session_id, sequence, kind, body, applied)"
+            " VALUES (?, 1, 'IterationEnd', ?, 0)",
+            [(f"s{rank}", b"body%d" % rank) for rank in ranks],
+        )
+    for rank in ranks:
+        assert home.slabs is not None
+        home.slabs.mkdir(parents=True, exist_ok=True)
+        (home.slabs / f"s{rank}.slab").write_bytes(b"slab%d" % rank)
+
+
+def found(home: Home) -> set[int]:
+    """Return the ranks whose rows are all here, and nobody else's."""
+    if not home.ledger.exists():
+        return set()
+    with contextlib.closing(sqlite3.connect(home.ledger)) as base:
+        sessions = {s for (s,) in base.execute("SELECT session_id FROM sessions")}
+        bodies = dict(base.execute("SELECT session_id, body FROM declarations"))
+    ranks = {int(s[1:]) for s in sessions}
+    assert bodies == {f"s{rank}": b"body%d" % rank for rank in ranks}
+    return ranks
+
+
+def check(agent: Home, workers: int) -> None:
+    """Everything is where the law says, once."""
+    for index in range(8):
+        home = agent.worker(index)
+        law = {rank for rank in RANKS if worker_of("job", rank, workers) == index}
+        assert found(home) == (law if workers > 1 and index < workers else set())
+    assert found(agent) == (set(RANKS) if workers == 1 else set())
+    for rank in RANKS:
+        home = agent if workers == 1 else agent.worker(worker_of("job", rank, workers))
+        assert home.slabs is not None
+        assert (home.slabs / f"s{rank}.slab").read_bytes() == b"slab%d" % rank
+    assert len(list((agent.state_dir.parent / "run").rglob("*.slab"))) == len(RANKS)
+
+
+def move(agent: Home, workers: int) -> None:
+    bring_home(agent, workers, group=-1, patience_s=0)
+
+
+@settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(numbers=st.lists(st.integers(1, 5), min_size=1, max_size=4))
+def test_any_number_after_any_other(tmp_path_factory, numbers: list[int]):
+    """Law: whatever the numbers of workers were, every session stands where the law says, whole."""
+    folder = tmp_path_factory.mktemp("agent")
+    agent = Home(folder / "state", folder / "run")
+    guard = sole_owner(agent.state_dir)
+    fill(agent)
+    for workers in numbers:
+        move(agent, workers)
+        check(agent, workers)
+    os.close(guard)
+
+
+@pytest.mark.parametrize("crash", ["_move_rows", "_delete_rows", "_move_slabs"])
+def test_a_crash_on_the_way_does_no_harm(agent: Home, monkeypatch, crash):
+    """The next start goes on, even with another number."""
+    fill(agent)
+    with monkeypatch.context() as patch:
+        patch.setattr(homes, crash, _die)
+        with pytest.raises(KeyboardInterrupt):
+            move(agent, 2)
+    move(agent, 3)
+    check(agent, 3)
+    move(agent, 1)
+    check(agent, 1)
+
+
+def _die(*_arguments: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_nothing_to_do_makes_no_tables(agent: Home):
+    move(agent, 2)
+    assert not agent.worker(0).ledger.exists()
+    assert not (agent.state_dir.parent / "run").exists()
+
+
+def test_a_worker_that_still_runs_keeps_its_ledger(agent: Home):
+    guard = sole_owner(agent.worker(1).state_dir)
+    with pytest.raises(ConfigError, match="no other agent uses"):
+        move(agent, 2)
+    os.close(guard)
+    move(agent, 2)
+
+
+def test_a_session_that_cannot_be_read_keeps_nobody_out(agent: Home):
+    fill(agent)
+    with contextlib.closing(sqlite3.connect(agent.ledger)) as base, base:
+        base.execute("UPDATE sessions SET request = ? WHERE session_id = 's0'", (json.dumps([]),))
+    move(agent, 2)
+    assert {r for index in range(2) for r in found(agent.worker(index))} == set(RANKS) - {0}
+
+
+def test_a_move_that_fails_is_one_line(agent: Home):
+    """Rather no agent than one that forgets what it owes."""
+    fill(agent)
+    agent.worker(0).ledger.mkdir(parents=True)
+    with pytest.raises(ConfigError) as refused:
+        move(agent, 2)
+    assert "\n" not in str(refused.value)
+    assert found(agent) | found(agent.worker(1)) == set(RANKS)

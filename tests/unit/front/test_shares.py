@@ -1,0 +1,68 @@
+"""What workers get of the whole: their own places, and together no more than there is."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankdumpd.front.shares import beside, redirect_to, share_of
+from rankdumpd.settings import AgentSettings, environment, load, without_settings
+
+MIB = 1 << 20
+
+
+def shares(settings: AgentSettings, *, memory_bytes: int, cores: int) -> list[AgentSettings]:
+    return [
+        share_of(
+            settings,
+            index,
+            state_dir=f"/s/{index}",
+            runtime_dir=f"/r/{index}",
+            memory_bytes=memory_bytes,
+            cores=cores,
+        )
+        for index in range(settings.workers)
+    ]
+
+
+@given(
+    workers=st.integers(2, 256),
+    queue=st.integers(256 * MIB, 1 << 36),
+    more=st.integers(0, 1 << 36),
+    threads=st.integers(0, 64),
+    cores=st.integers(1, 64),
+)
+def test_shares_stay_within_the_whole(workers, queue, more, threads, cores):
+    whole = AgentSettings(workers=workers, queue_bytes=queue, encode_threads=threads)
+    each = shares(whole, memory_bytes=queue + more, cores=cores)
+    assert sum(s.queue_bytes for s in each) <= queue
+    assert sum(s.memory_bytes for s in each) <= queue + more
+    assert {s.encode_threads for s in each} == {max(1, (threads or cores) // workers)}
+    assert {s.workers for s in each} == {1}
+    for places in ({s.listen for s in each}, {s.state_dir for s in each}):
+        assert len(places) == workers
+    assert len({s.runtime_dir for s in each}) == workers
+
+
+def test_the_rest_is_the_same_for_all():
+    whole = AgentSettings(workers=2, coordinator="c:1", slab_bytes=0, drain_timeout_s=2.5)
+    (first, _) = shares(whole, memory_bytes=1 << 30, cores=4)
+    assert (first.coordinator, first.slab_bytes, first.drain_timeout_s) == ("c:1", 0, 2.5)
+
+
+def test_where_a_worker_listens_and_how_a_rank_is_told():
+    assert beside("unix:/run/a.sock", 3) == "unix:/run/a.sock.3"
+    assert beside("[::1]:7420", 3) == "[::1]:0"
+    assert redirect_to("unix:/run/a.sock.3") == "a.sock.3"
+    assert redirect_to("[::1]:41321") == "41321"
+
+
+def test_settings_reach_another_process_through_its_environment():
+    """Law: what a front decided is what its worker reads, whatever else was in the environment."""
+    mine = AgentSettings(
+        listen="unix:/a b.sock", state_dir='/x "y"', workers=2, drain_timeout_s=0.25
+    )
+    outer = {"PATH": "/bin", "RANKDUMPD_AGENT__LISTEN": "x", "RANKDUMPD_COORDINATOR__LISTEN": "y"}
+    inherited = without_settings(outer)
+    assert inherited == {"PATH": "/bin"}
+    assert load(None, inherited | environment(mine)).agent == mine

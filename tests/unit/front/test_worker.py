@@ -1,0 +1,81 @@
+"""One worker process from its start to its end, with settings it cannot live with."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from rankdump.contract.errors import UnavailableError
+from rankdumpd.front.worker import Worker
+
+WAIT_S = 60
+
+
+@pytest.fixture
+def environ(socket_folder: Path) -> Mapping[str, str]:
+    own = {"LISTEN": f"unix:{socket_folder}/a.sock", "STATE_DIR": f"{socket_folder}/state"}
+    return {**os.environ, **{f"RANKDUMPD_AGENT__{key}": text for key, text in own.items()}}
+
+
+@pytest.fixture
+def worker(socket_folder: Path, environ) -> Iterator[Worker]:
+    worker = Worker(7, folder=socket_folder, environ=environ)
+    yield worker
+    worker.stop()
+    worker.stop()
+
+
+def test_from_start_to_end(worker: Worker, socket_folder: Path):
+    worker.start()
+    worker.wait_ready()
+    assert worker.address == f"unix:{socket_folder}/a.sock"
+    assert worker.findings() == []
+    worker.ask_to_drain()
+    assert worker.wait_over(WAIT_S) == 0
+    with pytest.raises(UnavailableError):
+        _ = worker.address
+
+
+def test_one_that_cannot_start_is_not_tried_for_ever(socket_folder: Path, environ):
+    worker = Worker(0, folder=socket_folder, environ=environ | {"RANKDUMPD_AGENT__LISTEN": "x"})
+    worker.start()
+    with pytest.raises(UnavailableError, match="worker 0 does not start: it ended with code 2"):
+        worker.wait_ready()
+    worker.stop()
+
+
+def test_one_that_cannot_even_be_run_says_why(socket_folder: Path, environ):
+    worker = Worker(0, folder=socket_folder / "none", environ=environ)
+    worker.start()
+    with pytest.raises(UnavailableError, match="could not be run:"):
+        worker.wait_ready()
+    worker.stop()
+
+
+def test_one_that_is_killed_while_it_drains_has_left_something(worker: Worker, monkeypatch):
+    worker.start()
+    worker.wait_ready()
+    process = worker._process
+    assert process is not None
+    monkeypatch.setattr("rankdumpd.leash.ask_to_drain", lambda _process: None)
+    worker.ask_to_drain()
+    process.send_signal(signal.SIGKILL)
+    assert worker.wait_over(WAIT_S) == 1
+
+
+def test_one_that_hangs_is_killed(worker: Worker, monkeypatch):
+    worker.start()
+    worker.wait_ready()
+    assert worker._process is not None
+    worker._process.send_signal(signal.SIGSTOP)
+    monkeypatch.setattr("rankdumpd.front.worker._KILL_AFTER_S", 0.1)
+    worker.stop()
+    assert worker.wait_over(WAIT_S) == 1
+
+
+def test_never_started(worker: Worker):
+    """The fixture stops it; so does a front that fails before its workers run."""

@@ -1,0 +1,81 @@
+"""What a unit allows its processes, and that an agent lets its ranks go first."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rankdumpd import machine
+
+
+class Groups:
+    """Control groups as the kernel shows them; this process is in `unit/inner`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root, self.own = folder / "groups", folder / "own"
+        (self.root / "unit/inner").mkdir(parents=True)
+        self.own.write_text("0::/unit/inner\n")
+
+    def say(self, group: str, name: str, text: str) -> None:
+        (self.root / group / name).write_text(f"{text}\n")
+
+
+@pytest.fixture
+def groups(tmp_path: Path) -> Groups:
+    return Groups(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("limits", "cores"),
+    [
+        ({}, 2),
+        ({"unit/inner": "max 100000"}, 2),
+        ({"unit/inner": "100000 100000"}, 1),
+        ({"unit": "100000 100000"}, 1),
+        ({"unit/inner": "150000 100000"}, 2),
+        ({"unit/inner": "20000 100000"}, 1),
+        ({"unit/inner": "1600000 100000"}, 2),
+        ({"unit/inner": ""}, 2),
+    ],
+)
+def test_cores(groups: Groups, monkeypatch: pytest.MonkeyPatch, limits, cores: int):
+    """The least of affinity and of every quota around the process, and never none."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5})
+    for group, text in limits.items():
+        groups.say(group, "cpu.max", text)
+    assert machine.cores(groups.root, groups.own) == cores
+
+
+def test_memory(groups: Groups):
+    total = machine.memory_bytes(groups.root, groups.own)
+    assert total > 64 << 20
+    groups.say("unit/inner", "memory.max", "max")
+    assert machine.memory_bytes(groups.root, groups.own) == total
+    groups.say("unit", "memory.max", str(64 << 20))
+    assert machine.memory_bytes(groups.root, groups.own) == 64 << 20
+
+
+def test_without_control_groups(tmp_path: Path):
+    nowhere = tmp_path / "nowhere"
+    assert machine.cores(nowhere, nowhere) == len(os.sched_getaffinity(0))
+    assert machine.memory_bytes(nowhere, nowhere) > 64 << 20
+
+
+def test_giving_way_is_never_taken_back():
+    """In a process of its own: priority that was given up cannot be had again."""
+    code = """
+import os
+from rankdumpd.machine import give_way
+found = []
+for niceness in (0, 10, 5, 19):
+    give_way(niceness)
+    found.append(os.getpriority(os.PRIO_PROCESS, 0))
+print(found)
+"""
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == str([max(n, before) for n in (0, 10, 10, 19)])
