@@ -63,9 +63,11 @@ class Heads:
 
     def stamp(self) -> int:
         """Return the time in us, but more than ever before: it names files and sorts rows."""
+        now_us = self._clock_us()
         with self._lock:
-            self._last_us = max(self._last_us + 1, self._clock_us())
-            return self._last_us
+            next_us = self._last_us + 1
+            self._last_us = stamp = now_us if now_us > next_us else next_us
+        return stamp
 
     def of(self, kind: TensorKind, *, iteration: int, switched_on: bool = False) -> RecordHead:
         """Return the head of a record of that kind, stamped now."""

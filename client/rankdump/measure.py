@@ -10,6 +10,7 @@ import logging
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, NamedTuple, TypeAlias
 
 from rankdump.contract.figure_rows import MAX_ROWS, FigureRows, TensorKind
@@ -96,13 +97,11 @@ class Unread:
 
 @dataclass(slots=True)
 class _Run:
-    """Rows that one frame may hold, but for their number; columns, which cost least."""
+    """Rows that one frame may hold, but for their number."""
 
-    mark: list[Any]
+    mark: tuple[Any, ...]
     """Iteration, switched on, degraded: what they have in common."""
-    kinds: list[TensorKind] = field(default_factory=list[TensorKind])
-    stamps: list[int] = field(default_factory=list[int])
-    figures: list[Figures] = field(default_factory=list[Figures])
+    rows: list[Row] = field(default_factory=list[Row])
 
 
 class Batch:
@@ -116,17 +115,13 @@ class Batch:
 
     def add(self, row: Row) -> bool:
         """Put a row at the end; return whether so many wait that they should be read now."""
-        kind, stamp, figures, *mark = row
+        mark, figures = row[3:], row[2]
         with self._lock:
-            run = self._runs[-1] if self._runs else None
-            if run is None or run.mark != mark:
-                run = _Run(mark)
-                self._runs.append(run)
-            run.kinds.append(kind)
-            run.stamps.append(stamp)
-            run.figures.append(figures)
+            if not self._runs or self._runs[-1].mark != mark:
+                self._runs.append(_Run(mark))
+            self._runs[-1].rows.append(row)
             self._rows += 1
-            if isinstance(figures, bytes):
+            if type(figures) is bytes:
                 self._bytes += len(figures)
             return self._rows >= self._limit or self._bytes >= MAX_WAITING_BYTES
 
@@ -137,18 +132,18 @@ class Batch:
             self._rows = self._bytes = 0
         if not runs:
             return
-        kinds = [kind for run in runs for kind in run.kinds]
-        texts = iter(measure.texts(kinds, [each for run in runs for each in run.figures]))
+        rows = [row for run in runs for row in run.rows]
+        texts = iter(measure.texts([row.kind for row in rows], [row.figures for row in rows]))
         for run in runs:
-            yield from _frames(run, [next(texts) for _ in run.kinds])
+            yield from _frames(run, list(islice(texts, len(run.rows))))
 
 
 def _frames(run: _Run, texts: Sequence[str | None]) -> Iterator[FigureRows | Unread]:
     iteration, switched_on, degraded = run.mark
-    rows = list(zip(run.kinds, run.stamps, texts, strict=True))
-    read = [(kind, stamp, text) for kind, stamp, text in rows if text is not None]
+    rows = list(zip(run.rows, texts, strict=True))
+    read = [(row.kind, row.timestamp_us, text) for row, text in rows if text is not None]
     if len(read) < len(rows):
-        yield from (Unread(iteration, kind.op_name) for kind, _, text in rows if text is None)
+        yield from (Unread(iteration, row.kind.op_name) for row, text in rows if text is None)
     for at in range(0, len(read), MAX_ROWS):
         kinds, stamps, figures = zip(*read[at : at + MAX_ROWS], strict=True)
         yield FigureRows(iteration, kinds, stamps, figures, switched_on, degraded)

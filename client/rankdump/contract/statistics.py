@@ -52,6 +52,7 @@ _NEEDS: dict[str, str] = {
     "l2norm": "squares",
 }
 """What of `Moments` an item is made of, beside the count."""
+_COUNTABLE = frozenset(name for name in dtypes.ELEMENT_TYPES if not name.startswith("complex"))
 _NUMBERS = frozenset(("max", "min", "avg", "l2norm"))
 """Items that are no whole numbers."""
 
@@ -81,7 +82,7 @@ def texts_of_many(items: tuple[str, ...], dtype: str, tensors: Sequence[bytes]) 
 
 def countable(dtype: str) -> bool:
     """Return whether figures exist for an element type."""
-    return dtype in dtypes.ELEMENT_TYPES and not dtype.startswith("complex")
+    return dtype in _COUNTABLE
 
 
 def number(value: float) -> str:
