@@ -64,12 +64,16 @@ def run_ranks(short_dir: Path):
 
 
 def wait_until_settled(address: str, ranks: int) -> StatusView:
-    """Return the status once no session is open and nothing is under way."""
+    """Return the status once no session is open and every tensor is kept.
+
+    A killed rank is lost as soon as its stream breaks, a moment before its slab is read.
+    """
+    everything = ranks * crowd.ITERATIONS * crowd.OPERATORS
     deadline = time.monotonic() + WAIT_S
     while time.monotonic() < deadline:
         view = agent_status(address)
         over = [s for s in view.sessions if s.state is not SessionState.OPEN]
-        if len(over) == ranks and not view.load.queued_records:
+        if len(over) == ranks and sum(each.kept for each in view.iterations) == everything:
             return view
         time.sleep(0.05)
     raise AssertionError(f"after {WAIT_S} s: {agent_status(address)}")
