@@ -93,12 +93,12 @@ class Depot:
     def _fill(self, head: RecordHead, ring: Ring, room: Reservation, source: TensorSource) -> None:
         whole = begun = False
         try:
-            accelerator = ring.accelerator_of(source)
-            if accelerator is None:
+            transfer = ring.begin_copy(source, room.data)
+            if transfer is None:
                 source.copy_into(room.data)
                 whole = True
             else:
-                self.copies.add(Copy(head, ring, room, accelerator.copy_into(room.data)))
+                self.copies.add(Copy(head, ring, room, transfer))
                 begun = True
         except Exception:  # told by `on_torn`: the number is given, so the record must follow
             self._on_torn(head)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator
 
@@ -9,8 +10,10 @@ from rankdump.contract.exchange import SlabPlace
 from rankdump.contract.slab import Reservation, SlabReader, SlabWriter
 from rankdump.ship.items import Carried, Numbered
 from rankdump.ship.mapping import Mapping
-from rankdump.values import Accelerator, TensorSource
+from rankdump.values import TensorSource, Transfer
 from rankdump.wire.v1 import agent_pb2
+
+logger = logging.getLogger(__name__)
 
 PIECE_BYTES = 1 << 20
 _NUMBER_BYTES = 11
@@ -67,19 +70,25 @@ class Ring:
         """Take room for a numbered frame; None when there is none now."""
         return self._writer.reserve(frame, data_bytes)
 
-    def accelerator_of(self, source: TensorSource) -> Accelerator | None:
-        """Return what copies the tensor into this slab on its own.
+    def begin_copy(self, source: TensorSource, target: memoryview) -> Transfer | None:
+        """Let the tensor's accelerator copy into a part of this slab; None when it cannot.
 
-        The slab is pinned for the first one that asks; one refusal counts for all.
+        The slab is pinned for the first one that asks. One refusal or failure counts for all: the
+        plain copy is slower, and certain.
         """
         accelerator = source.accelerator() if self._may_pin else None
         if accelerator is None:
             return None
-        with self._pinning:
-            if self._may_pin and self._unpin is None:
-                self._unpin = accelerator.pin(self._mapping.memory)
-                self._may_pin = self._unpin is not None
-        return accelerator if self._may_pin else None
+        try:
+            with self._pinning:
+                if self._may_pin and self._unpin is None:
+                    self._unpin = accelerator.pin(self._mapping.memory)
+                    self._may_pin = self._unpin is not None
+            return accelerator.copy_into(target) if self._may_pin else None
+        except Exception:
+            logger.debug("an accelerator cannot copy into the slab", exc_info=True)
+            self._may_pin = False
+            return None
 
     def publish(self, room: Reservation, *, whole: bool) -> None:
         """Publish an entry, with its data or without."""

@@ -15,11 +15,16 @@ from rankdump.values import Placing
 class Device:
     """Memory of an accelerator: copies begin when asked and end when told."""
 
-    def __init__(self, *, pins: bool = True) -> None:
+    def __init__(self, *, pins: bool = True, fails_to: str = "") -> None:
         self.pins = pins
+        self.fails_to = fails_to
         self.pinned: list[int] = []
         self.unpinned = 0
         self.begun: list[Transfer] = []
+
+    def may(self, what: str) -> None:
+        if what == self.fails_to:
+            raise RuntimeError(f"this driver cannot {what}")
 
     def tensor(self, byte: int) -> DeviceTensor:
         return DeviceTensor(self, bytes([byte]) * SIZE)
@@ -59,6 +64,7 @@ class Copier:
         self._device, self._data = device, data
 
     def pin(self, memory: memoryview) -> Callable[[], None] | None:
+        self._device.may("pin")
         if not self._device.pins:
             return None
         self._device.pinned.append(memory.nbytes)
@@ -69,6 +75,7 @@ class Copier:
         return unpin
 
     def copy_into(self, target: memoryview) -> Transfer:
+        self._device.may("copy")
         self._device.begun.append(Transfer(self._data, target))
         return self._device.begun[-1]
 
@@ -117,6 +124,17 @@ def test_without_pinned_memory_the_copy_is_made_at_once(rig: Rig):
     rig.place(device.tensor(1))
     assert rig.read() == [data(1)]
     assert device.begun == []
+
+
+@pytest.mark.parametrize("fails_to", ["pin", "copy"])
+def test_a_device_that_fails_costs_no_tensor(rig: Rig, fails_to: str):
+    """The plain copy is made instead, for this tensor and for those after it."""
+    device = Device(fails_to=fails_to)
+    for byte in (1, 2):
+        assert rig.place(device.tensor(byte)) is Placing.DONE
+    assert rig.read() == [data(1), data(2)]
+    assert device.begun == []
+    assert rig.torn == []
 
 
 def test_a_slab_is_given_up_when_the_last_copy_is_there(rig: Rig):
