@@ -22,7 +22,7 @@ from rankdump.contract import npy
 from rankdump.contract.events import Event, EventColumns, EventKind
 from rankdump.contract.manifest import Manifest
 from rankdump.contract.plan import Delivery, Iterations, Selection
-from rankdump.wire.convert import events_to_wire
+from rankdump.wire.events import events_to_wire
 from rankdump.wire.v1 import agent_pb2, status_pb2
 
 ARRAY = np.arange(1000, dtype=np.float32).reshape(10, 100)

@@ -12,7 +12,7 @@ import pytest
 
 from rankdump.contract.events import Event, EventColumns, EventKind
 from rankdump.contract.status import IterationStatus, Load, RankEvents, SessionState, SessionStatus
-from rankdump.wire.convert import events_from_wire
+from rankdump.wire.events import events_from_wire
 from rankdump.wire.v1 import coordinator_pb2, coordinator_pb2_grpc
 from rankdumpd.agent import report
 from rankdumpd.agent.report import Reporter
@@ -52,6 +52,9 @@ class Coordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
 
     def Hints(self, request, context):  # noqa: N802 - as above
         context.abort(grpc.StatusCode.UNIMPLEMENTED, "")
+
+    def Clock(self, request, context):  # noqa: N802 - the name is the service's
+        raise NotImplementedError
 
     def start(self) -> None:
         self._server = grpc.server(futures.ThreadPoolExecutor(4))

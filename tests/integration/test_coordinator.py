@@ -18,7 +18,7 @@ import pytest
 from rankdump.contract.events import Event, EventColumns, EventKind, ProcessGroup
 from rankdump.contract.order import FINDINGS_FILE, ORDER_FILE, ORDER_FOLDER
 from rankdump.contract.status import IterationStatus, SessionState, SessionStatus
-from rankdump.wire.convert import events_to_wire
+from rankdump.wire.events import events_to_wire
 from rankdump.wire.v1 import coordinator_pb2 as pb
 from rankdump.wire.v1.coordinator_pb2_grpc import CoordinatorServiceStub
 from rankdump.wire.views import (
@@ -109,7 +109,7 @@ def ordered(stub: CoordinatorServiceStub, **request):
     pages = list(stub.Order(pb.OrderRequest(**request), timeout=PATIENCE_S))
     assert all(len(page.entries) <= 1000 for page in pages)
     entries = [entry_from_wire(entry) for page in pages for entry in page.entries]
-    return entries, [finding for page in pages for finding in page.findings]
+    return entries, [finding.text for page in pages for finding in page.findings]
 
 
 def wait_until(true) -> None:
@@ -176,11 +176,11 @@ def test_a_malformed_report_ends_its_own_stream_only(served, tmp_path) -> None:
     good, bad = FakeAgent(stub, "good"), FakeAgent(stub, "bad")
     assert good.report(**parts(0, 0, program(0, 0), tmp_path)) == 1
     message = parts(1, 0, program(1, 0), tmp_path)
-    message["events"][0].columns.position.append(9)
+    message["events"][0].columns.count = 9
     with pytest.raises(grpc.RpcError) as caught:
         bad.report(**message)
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert "different lengths" in str(caught.value.details())
+    assert "bytes of positions" in str(caught.value.details())
     assert good.report() == 2
     view = stub.Status(pb.CoordinatorStatusRequest(), timeout=PATIENCE_S).view
     assert [session.rank for session in view.sessions] == [0]  # nothing of the bad one was taken

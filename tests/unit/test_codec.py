@@ -10,7 +10,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from suites.codec_laws import COMPRESSIBLE, CodecLaws
 
@@ -74,6 +74,7 @@ def test_flipped_bits():
 
 
 @given(data=st.binary(max_size=200))
+@example(data=b"0\0")
 def test_random_bytes(data: bytes):
     """Random bytes are damage and nothing worse."""
     for prefix in (b"", FRAME[:4], FRAME[:6]):

@@ -45,7 +45,7 @@ def global_order(
         stub = coordinator_pb2_grpc.CoordinatorServiceStub(channel)
         for page in stub.Order(request, timeout=timeout_s):
             entries.extend(map(views.entry_from_wire, page.entries))
-            findings.extend(page.findings)
+            findings.extend(finding.text for finding in page.findings)
     return tuple(entries), tuple(findings)
 
 

@@ -97,8 +97,7 @@ class ZstdCodec:
                 raise DamagedError(
                     f"zstd frame declares {declared} bytes, at most {limit_bytes} expected"
                 )
-            # Starting from an empty frame's size of 0, zstandard would guess: it must not.
-            return zstandard.ZstdDecompressor().decompress(data) if declared else b""
+            return zstandard.ZstdDecompressor().decompress(data) if declared else _nothing(data)
         except zstandard.ZstdError as error:
             raise DamagedError(f"zstd frame cannot be read: {error}") from None
 
@@ -107,6 +106,14 @@ class ZstdCodec:
         if self.level not in made:
             made[self.level] = zstandard.ZstdCompressor(level=self.level, write_checksum=True)
         return made[self.level]
+
+
+def _nothing(frame: Buffer) -> bytes:
+    """Return what an empty frame holds; of its size of 0 zstandard would believe anything."""
+    reader = zstandard.ZstdDecompressor().decompressobj()
+    if reader.decompress(frame) or not reader.eof:
+        raise DamagedError("zstd frame declares 0 bytes, and is not the frame of none")
+    return b""
 
 
 CODECS: dict[str, Codec] = {codec.name: codec for codec in (NoneCodec(), ZstdCodec())}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, TypeAlias
@@ -40,6 +41,11 @@ class ProcessGroup:
     ranks: tuple[int, ...]
 
 
+OPEN = (1 << 63) - 1
+"""End position of what has started and is not complete; its `end_us` is its start. When it is
+complete it is reported again, at the same position, and that counts."""
+
+
 @dataclass(frozen=True, slots=True)
 class Event:
     """One operator or collective of one rank."""
@@ -49,7 +55,8 @@ class Event:
     position: int
     """Place of its start in the rank's program, rising by one per event."""
     end_position: int
-    """The rank's position when it was complete; equal to `position` when it blocked."""
+    """The rank's position when it was complete; equal to `position` when it blocked, and OPEN
+    while it is not complete."""
     name: str
     kind: EventKind
     start_us: int
@@ -63,6 +70,9 @@ class Event:
     dtype: str = ""
     peer: int = -1
     """Global rank at the other end of a send or receive."""
+    stall_us: int = 0
+    """Of a collective or message: time for which dumping had held the rank up since its session
+    began, when it started."""
 
 
 COLUMN_TYPES: dict[str, str] = {
@@ -80,6 +90,7 @@ COLUMN_TYPES: dict[str, str] = {
     "element_count": "u8",
     "dtype": "u4",
     "peer": "i4",
+    "stall_us": "u8",
 }
 """Column names and their element types; `name`, `group` and `dtype` index the string table."""
 
@@ -90,11 +101,13 @@ Column: TypeAlias = npt.NDArray[Any]
 class EventColumns:
     """Many events of one rank; element i of every column describes event i."""
 
-    names: tuple[str, ...]
-    """String table; index 0 is the empty text."""
+    names: Sequence[str]
+    """String table; index 0 is the empty text. Many batches may share one, which may grow."""
     groups: tuple[ProcessGroup, ...]
     columns: dict[str, Column]
     """The columns of COLUMN_TYPES, all of one length; not to be changed."""
+    stalled_us: int = 0
+    """Time for which dumping had held the rank up since its session began, when the batch left."""
 
     def __len__(self) -> int:
         return len(self.columns["position"])

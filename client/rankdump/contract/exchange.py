@@ -10,6 +10,7 @@ from rankdump.contract.events import EventColumns
 from rankdump.contract.figure_rows import FigureRows
 from rankdump.contract.graph import GraphPart
 from rankdump.contract.key import TensorKey
+from rankdump.contract.timeouts import Timeouts
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +106,9 @@ class IterationEnd:
     """Those that never became a record, by reason."""
     stall_us: int = 0
     """Time the training thread was held up by dumping."""
+    first_position: int = 0
+    last_position: int = 0
+    """Positions in the rank's program that belong to it; both 0 when none are counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +120,7 @@ class SessionEnd:
 
 
 Declaration: TypeAlias = (
-    "EventColumns | FigureRows | GraphPart | KernelArguments | IterationEnd | SessionEnd"
+    "EventColumns | FigureRows | GraphPart | KernelArguments | Timeouts | IterationEnd | SessionEnd"
 )
 """What a numbered frame carries besides records."""
 
@@ -128,3 +132,5 @@ class Acknowledgement:
     sequence: int
     draining: bool = False
     """The agent is about to stop: finish the stream and come back later."""
+    warnings: tuple[str, ...] = ()
+    """What the rank should say in its log, each once."""

@@ -77,7 +77,7 @@ class Manifest:
                 _check(name, "int", body[name])
             _check("host", "str", body["host"])
             return Manifest(
-                status=IterationStatus(**_checked(IterationStatus, body["status"])),
+                status=_status(body["status"]),
                 world_size=body["world_size"],
                 device=body["device"],
                 host=body["host"],
@@ -85,6 +85,12 @@ class Manifest:
             )
         except _UNREADABLE as error:
             raise DamagedError(f"manifest cannot be read: {error}") from None
+
+
+def _status(body: Any) -> IterationStatus:
+    # Those of before the coordinator read them say neither stall nor positions.
+    unsaid = {"stall_us": 0, "first_position": 0, "last_position": 0}
+    return IterationStatus(**_checked(IterationStatus, unsaid | body))
 
 
 def _record(body: Any) -> ManifestRecord:

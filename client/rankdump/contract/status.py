@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from rankdump.contract.events import EventKind
+from rankdump.contract.findings import Finding
+from rankdump.contract.timeouts import TimeoutHint
 
 
 class SessionState(str, Enum):
@@ -34,6 +36,11 @@ class SessionStatus:
     """Why the plan selects nothing here; empty when it selects something."""
     iterations_seen: int = 0
     notes: tuple[str, ...] = ()
+    framework: str = ""
+    """Name and version, as `torch 2.13.0`."""
+    device_target: str = ""
+    selected: str = ""
+    """The iterations its plan selects, as a configuration writes them: `0|5-8`, `all`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +65,11 @@ class IterationStatus:
     """By reason."""
     bytes_in: int = 0
     bytes_stored: int = 0
+    stall_us: int = 0
+    """Time the training thread was held up by dumping."""
+    first_position: int = 0
+    last_position: int = 0
+    """Positions in the rank's program that belong to it; both 0 when that is not known."""
 
     @property
     def balanced(self) -> bool:
@@ -86,6 +98,48 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
+class ClockEstimate:
+    """How far the coordinator's clock is ahead of an agent's."""
+
+    offset_us: int = 0
+    error_us: int = 0
+    """The offset is wrong by at most this."""
+    steps: int = 0
+    """Times the agent's clock was set while it ran."""
+    known: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AgentStatus:
+    """An agent as its coordinator knows it."""
+
+    agent_id: str
+    host: str
+    heard_s: float
+    """Since it last said something."""
+    connected: bool
+    clock: ClockEstimate = ClockEstimate()
+    held_events: int = 0
+    """Events that wait there to be reported."""
+    lost_events: int = 0
+    """Events that were dropped because too many waited."""
+    load: Load = Load()
+
+
+@dataclass(frozen=True, slots=True)
+class MergeStatus:
+    """How far the merged order of a job is."""
+
+    job_id: str
+    published_iterations: int = 0
+    published_events: int = 0
+    pending_iterations: int = 0
+    pending_events: int = 0
+    lag_s: float = 0.0
+    """Since the oldest event that is not published came; 0 when all are."""
+
+
+@dataclass(frozen=True, slots=True)
 class StatusView:
     """The whole picture."""
 
@@ -94,6 +148,12 @@ class StatusView:
     load: Load = Load()
     roots: tuple[str, ...] = ()
     findings: tuple[str, ...] = ()
+    """What people should know, a sentence each."""
+    agents: tuple[AgentStatus, ...] = ()
+    """This and what follows comes from coordinators only."""
+    merges: tuple[MergeStatus, ...] = ()
+    hints: tuple[TimeoutHint, ...] = ()
+    order_findings: tuple[Finding, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +162,7 @@ class RankEvents:
 
     job_id: str
     rank: int
+    session_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from rankdump.contract.errors import ProtocolError
-from rankdump.contract.events import COLUMN_TYPES, EventColumns, EventKind, ProcessGroup
 from rankdump.contract.exchange import (
     Declaration,
     IterationEnd,
@@ -17,12 +14,13 @@ from rankdump.contract.exchange import (
 )
 from rankdump.contract.figure_rows import MAX_ROWS, FigureRows, TensorKind
 from rankdump.contract.key import TensorKey
-from rankdump.wire.fields import common, utf8
+from rankdump.contract.timeouts import GroupTimeout, Timeouts
+from rankdump.wire.events import events_from_wire
+from rankdump.wire.fields import common
 from rankdump.wire.graphs import arguments_from_wire, graph_part_from_wire
 from rankdump.wire.kinds import LIMIT, kind_from_wire, kind_to_wire
 from rankdump.wire.v1 import agent_pb2, events_pb2
 
-_KINDS = frozenset(map(int, EventKind))
 MAX_WORLD_SIZE = 1 << 24
 
 
@@ -150,34 +148,22 @@ def figure_rows_from_wire(message: agent_pb2.FigureRows) -> FigureRows:
     )
 
 
-def events_to_wire(events: EventColumns) -> events_pb2.EventColumns:
-    """Return the message of a batch of events."""
-    columns = {field: column.tolist() for field, column in events.columns.items()}
-    groups = [events_pb2.ProcessGroup(name=g.name, ranks=g.ranks) for g in events.groups]
-    return events_pb2.EventColumns(names=map(utf8, events.names), groups=groups, **columns)
+def timeouts_to_wire(timeouts: Timeouts) -> events_pb2.Timeouts:
+    """Return the message of a rank's limits."""
+    groups = [events_pb2.GroupTimeout(**common(g, GroupTimeout)) for g in timeouts.groups]
+    return events_pb2.Timeouts(variables=timeouts.variables, groups=groups, limits=timeouts.limits)
 
 
-def events_from_wire(message: events_pb2.EventColumns) -> EventColumns:
-    """Read a batch of events; ProtocolError when columns differ in length or point nowhere."""
-    # Before it becomes a column: a numpy that is old cuts a number instead of refusing it.
-    if not _KINDS.issuperset(message.kind):
-        raise ProtocolError("event of an unknown kind")
-    try:
-        columns = {
-            field: np.fromiter(getattr(message, field), dtype=code)
-            for field, code in COLUMN_TYPES.items()
-        }
-    except (OverflowError, ValueError) as error:
-        raise ProtocolError(f"event column out of range: {error}") from None
-    lengths = {len(column) for column in columns.values()}
-    if len(lengths) > 1:
-        raise ProtocolError(f"event columns of different lengths: {sorted(lengths)}")
-    names = tuple(message.names) or ("",)
-    for field in ("name", "group", "dtype"):
-        if len(columns[field]) and columns[field].max() >= len(names):
-            raise ProtocolError(f"event column {field} points past {len(names)} names")
-    groups = tuple(ProcessGroup(g.name, tuple(g.ranks)) for g in message.groups)
-    return EventColumns(names, groups, columns)
+def timeouts_from_wire(message: events_pb2.Timeouts) -> Timeouts:
+    """Read a rank's limits."""
+    groups = tuple(GroupTimeout(**common(g, GroupTimeout)) for g in message.groups)
+    return Timeouts(dict(message.variables), groups, dict(message.limits))
+
+
+def iteration_end_from_wire(message: agent_pb2.IterationEnd) -> IterationEnd:
+    """Read the end of an iteration."""
+    rest = common(message, IterationEnd, "dropped")
+    return IterationEnd(dropped=dict(message.dropped), **rest)
 
 
 def declaration_from_wire(frame: agent_pb2.Frame) -> Declaration:
@@ -188,8 +174,9 @@ def declaration_from_wire(frame: agent_pb2.Frame) -> Declaration:
     if body == "figure_rows":
         return figure_rows_from_wire(frame.figure_rows)
     if body == "iteration_end":
-        end = frame.iteration_end
-        return IterationEnd(end.iteration, end.expected, dict(end.dropped), end.stall_us)
+        return iteration_end_from_wire(frame.iteration_end)
+    if body == "timeouts":
+        return timeouts_from_wire(frame.timeouts)
     if body == "graph_part":
         return graph_part_from_wire(frame.graph_part)
     if body == "kernel_arguments":

@@ -11,7 +11,10 @@ from rankdump.contract.events import EventColumns
 from rankdump.contract.exchange import Declaration, IterationEnd, KernelArguments, RecordHead
 from rankdump.contract.figure_rows import FigureRows
 from rankdump.contract.graph import GraphPart
-from rankdump.wire.convert import events_to_wire, figure_rows_to_wire, record_to_wire
+from rankdump.contract.timeouts import Timeouts
+from rankdump.wire.convert import figure_rows_to_wire, record_to_wire, timeouts_to_wire
+from rankdump.wire.events import events_to_wire
+from rankdump.wire.fields import common
 from rankdump.wire.graphs import arguments_to_wire, graph_part_to_wire
 from rankdump.wire.v1 import agent_pb2
 
@@ -64,13 +67,10 @@ def declaration_frame(sequence: int, declaration: Declaration) -> agent_pb2.Fram
     if isinstance(declaration, KernelArguments):
         arguments = arguments_to_wire(declaration)
         return agent_pb2.Frame(sequence=sequence, kernel_arguments=arguments)
+    if isinstance(declaration, Timeouts):
+        return agent_pb2.Frame(sequence=sequence, timeouts=timeouts_to_wire(declaration))
     if isinstance(declaration, IterationEnd):
-        end = agent_pb2.IterationEnd(
-            iteration=declaration.iteration,
-            expected=declaration.expected,
-            dropped=declaration.dropped,
-            stall_us=declaration.stall_us,
-        )
+        end = agent_pb2.IterationEnd(**common(declaration, IterationEnd))
         return agent_pb2.Frame(sequence=sequence, iteration_end=end)
     goodbye = agent_pb2.SessionEnd(
         iterations_seen=declaration.iterations_seen, notes=declaration.notes

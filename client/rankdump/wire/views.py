@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from rankdump.contract.errors import ProtocolError
 from rankdump.contract.events import EventKind
+from rankdump.contract.findings import Finding, FindingKind
 from rankdump.contract.status import (
+    AgentStatus,
     ArrivalHint,
+    ClockEstimate,
     IterationStatus,
     Load,
+    MergeStatus,
     OrderEntry,
     SessionState,
     SessionStatus,
     StatusView,
 )
+from rankdump.contract.timeouts import HintLevel, TimeoutHint, TimeoutLimit
 from rankdump.wire.fields import common
 from rankdump.wire.v1 import coordinator_pb2, events_pb2, status_pb2
 
@@ -67,6 +72,71 @@ def load_from_wire(message: status_pb2.Load) -> Load:
     return Load(**common(message, Load))
 
 
+def agent_to_wire(agent: AgentStatus) -> status_pb2.AgentStatus:
+    """Return the message of an agent as its coordinator knows it."""
+    rest = common(agent, AgentStatus, "clock", "load")
+    clock = {f"clock_{name}": value for name, value in common(agent.clock, ClockEstimate).items()}
+    return status_pb2.AgentStatus(load=load_to_wire(agent.load), **rest, **clock)
+
+
+def agent_from_wire(message: status_pb2.AgentStatus) -> AgentStatus:
+    """Read an agent as its coordinator knows it."""
+    clock = ClockEstimate(
+        message.clock_offset_us, message.clock_error_us, message.clock_steps, message.clock_known
+    )
+    rest = common(message, AgentStatus, "clock", "load")
+    return AgentStatus(clock=clock, load=load_from_wire(message.load), **rest)
+
+
+def finding_to_wire(finding: Finding) -> status_pb2.Finding:
+    """Return the message of a finding."""
+    return status_pb2.Finding(kind=finding.kind.value, **common(finding, Finding, "kind"))
+
+
+def finding_from_wire(message: status_pb2.Finding) -> Finding:
+    """Read a finding; ProtocolError when it is of an unknown kind."""
+    try:
+        kind = FindingKind(message.kind)
+    except ValueError:
+        raise ProtocolError(f"finding of unknown kind {message.kind!r}") from None
+    rest = common(message, Finding, "kind", "ranks")
+    return Finding(kind=kind, ranks=tuple(message.ranks), **rest)
+
+
+def timeout_hint_to_wire(hint: TimeoutHint) -> status_pb2.TimeoutHint:
+    """Return the message of a hint."""
+    return status_pb2.TimeoutHint(
+        level=hint.level.value,
+        limit=None if hint.limit is None else _limit_to_wire(hint.limit),
+        limits=map(_limit_to_wire, hint.limits),
+        **common(hint, TimeoutHint, "level", "limit", "limits"),
+    )
+
+
+def timeout_hint_from_wire(message: status_pb2.TimeoutHint) -> TimeoutHint:
+    """Read a hint; ProtocolError when it is of an unknown level."""
+    try:
+        level = HintLevel(message.level)
+    except ValueError:
+        raise ProtocolError(f"hint of unknown level {message.level!r}") from None
+    return TimeoutHint(
+        level=level,
+        limit=_limit_from_wire(message.limit) if message.HasField("limit") else None,
+        limits=tuple(map(_limit_from_wire, message.limits)),
+        settings=tuple(message.settings),
+        **common(message, TimeoutHint, "level", "limit", "limits", "settings"),
+    )
+
+
+def _limit_to_wire(limit: TimeoutLimit) -> status_pb2.TimeoutLimit:
+    return status_pb2.TimeoutLimit(**common(limit, TimeoutLimit))
+
+
+def _limit_from_wire(message: status_pb2.TimeoutLimit) -> TimeoutLimit:
+    rest = common(message, TimeoutLimit, "ranks")
+    return TimeoutLimit(ranks=tuple(message.ranks), **rest)
+
+
 def view_to_wire(view: StatusView) -> status_pb2.StatusView:
     """Return the message of the whole picture."""
     return status_pb2.StatusView(
@@ -75,6 +145,10 @@ def view_to_wire(view: StatusView) -> status_pb2.StatusView:
         load=load_to_wire(view.load),
         roots=view.roots,
         findings=view.findings,
+        agents=map(agent_to_wire, view.agents),
+        merges=(status_pb2.MergeStatus(**common(merge, MergeStatus)) for merge in view.merges),
+        hints=map(timeout_hint_to_wire, view.hints),
+        order_findings=map(finding_to_wire, view.order_findings),
     )
 
 
@@ -86,6 +160,10 @@ def view_from_wire(message: status_pb2.StatusView) -> StatusView:
         load=load_from_wire(message.load),
         roots=tuple(message.roots),
         findings=tuple(message.findings),
+        agents=tuple(map(agent_from_wire, message.agents)),
+        merges=tuple(MergeStatus(**common(merge, MergeStatus)) for merge in message.merges),
+        hints=tuple(map(timeout_hint_from_wire, message.hints)),
+        order_findings=tuple(map(finding_from_wire, message.order_findings)),
     )
 
 

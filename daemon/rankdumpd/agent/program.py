@@ -34,7 +34,8 @@ class ProgramOrder:
             if graph in self._written:
                 continue
             chosen = np.flatnonzero((pairs[:, 0] == iteration) & (pairs[:, 1] == graph))
-            names: list[str] = [events.names[index] for index in columns["name"][chosen].tolist()]
+            found: list[int] = columns["name"][chosen].tolist()
+            names = [str(events.names[index]) for index in found]
             pieces.append((columns["position"][chosen], names))
 
     def graphs(self, iteration: int) -> frozenset[int]:

@@ -18,8 +18,9 @@ import grpc
 from rankdump.contract.errors import ProtocolError, UnavailableError
 from rankdump.contract.events import EventColumns
 from rankdump.contract.status import IterationStatus, Load, RankEvents, SessionStatus
-from rankdump.wire import convert, views
+from rankdump.wire import views
 from rankdump.wire.errors import error_of
+from rankdump.wire.events import events_to_wire
 from rankdump.wire.v1 import coordinator_pb2, coordinator_pb2_grpc
 
 MAX_HELD_EVENTS = 4_000_000
@@ -159,7 +160,7 @@ class Reporter:
         with self._changed:
             pending, self._pending = self._pending, None
             if pending:
-                self._lost_events += sum(len(e.columns.position) for e in pending.events)
+                self._lost_events += sum(e.columns.count for e in pending.events)
                 self._lost_states += len(pending.sessions) + len(pending.iterations)
             self._changed.notify_all()
 
@@ -233,7 +234,7 @@ def _add(report: coordinator_pb2.ReportRequest, news: _News) -> None:
         report.iterations.append(views.iteration_to_wire(news))
     else:
         source, columns = news
-        wire = convert.events_to_wire(columns)
+        wire = events_to_wire(columns)
         report.events.add(job_id=source.job_id, rank=source.rank, columns=wire)
 
 

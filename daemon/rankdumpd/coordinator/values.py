@@ -46,6 +46,13 @@ class IterationView:
     late: tuple[int, ...]
     """Ranks that have neither completed it nor closed their session; the first few of them."""
     late_count: int
+    spans: Mapping[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])
+    """First and last position of the iteration in each rank's program, for ranks that said so:
+    what is not among the events between them was lost."""
+    clocks: Mapping[int, str] = field(default_factory=dict[int, str])
+    """Which clock each rank reads: those of one host share one."""
+    provisional: bool = False
+    """The iteration still runs: what is missing may come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +89,7 @@ class Calls:
     """graph, name, kind, group (index into the groups), sequence, start_us, end_us."""
     bounds: Column
     members: dict[str, Column]
-    """rank, start_us."""
+    """rank, start_us, end_us, position, end_position, stream, stall_us."""
     missing: Mapping[int, tuple[int, ...]]
     """Members that should have taken part and did not, by call; calls without any are absent."""
 
@@ -98,7 +105,8 @@ class GlobalOrder:
     names: tuple[str, ...]
     groups: tuple[ProcessGroup, ...]
     columns: dict[str, Column]
-    """One element per line: call (-1 for an operator), graph, name, rank, start_us, end_us."""
+    """One element per line: call (-1 for an operator), graph, name, rank, start_us, end_us,
+    stream, position (in the rank's program; of a call its first member's)."""
     calls: Calls
     findings: tuple[str, ...]
 

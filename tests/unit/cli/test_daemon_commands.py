@@ -19,7 +19,13 @@ from rankdump.contract.status import (
     SessionStatus,
     StatusView,
 )
-from rankdump.wire.v1 import agent_pb2, agent_pb2_grpc, coordinator_pb2, coordinator_pb2_grpc
+from rankdump.wire.v1 import (
+    agent_pb2,
+    agent_pb2_grpc,
+    coordinator_pb2,
+    coordinator_pb2_grpc,
+    status_pb2,
+)
 from rankdump.wire.views import entry_to_wire, view_to_wire
 
 VIEW = StatusView(
@@ -83,11 +89,16 @@ class Coordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
     def Hints(self, request, context):  # noqa: N802 - the name is the service's
         raise NotImplementedError
 
+    def Clock(self, request, context):  # noqa: N802 - the name is the service's
+        raise NotImplementedError
+
     def Order(self, request, context):  # noqa: N802 - the name is the service's
         for at in range(0, len(ENTRIES), 30):
             page = ENTRIES[at : at + 30]
             yield coordinator_pb2.OrderResponse(entries=map(entry_to_wire, page))
-        yield coordinator_pb2.OrderResponse(findings=["rank 3 never arrived"])
+        yield coordinator_pb2.OrderResponse(
+            findings=[status_pb2.Finding(text="rank 3 never arrived")]
+        )
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from rankdump.contract.exchange import SessionRequest
 from rankdump.contract.plan import DumpPlan, Output
 from rankdump.contract.slab import SlabReader, format_slab, slab_bytes
 from rankdump.wire.convert import figure_rows_from_wire, record_from_wire
+from rankdump.wire.events import events_from_wire
 from rankdump.wire.kinds import kind_from_wire
 from rankdump.wire.v1 import agent_pb2, agent_pb2_grpc
 
@@ -236,7 +237,8 @@ def kinds(running: Running) -> list[str | None]:
 
 def event_names(running: Running) -> list[str]:
     """The names of all events."""
-    return [e.names[index] for e in bodies(running, "events") for index in e.name]
+    batches = map(events_from_wire, bodies(running, "events"))
+    return [event.name for batch in batches for event in batch.events()]
 
 
 def plan(tmp_path: Path, **delivery) -> DumpPlan:

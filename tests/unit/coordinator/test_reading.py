@@ -9,12 +9,12 @@ import pytest
 from rankdump.contract.errors import ProtocolError
 from rankdump.contract.events import Event, EventColumns, EventKind
 from rankdump.contract.status import RankEvents
-from rankdump.wire.convert import events_to_wire
+from rankdump.wire.events import events_to_wire
 from rankdump.wire.v1 import coordinator_pb2, events_pb2, status_pb2
 from rankdumpd.coordinator.gather import report_from_wire
 
 OPEN = status_pb2.SESSION_STATE_OPEN
-UNHEARD_OF: Any = [300]
+UNHEARD_OF = bytes([200])
 
 
 def wire_report(**changes) -> coordinator_pb2.ReportRequest:
@@ -64,9 +64,10 @@ def test_a_report_comes_off_the_wire_whole() -> None:
         {"events": [coordinator_pb2.RankEvents(rank=0)]},
         {"events": [coordinator_pb2.RankEvents(job_id="j", rank=1 << 31)]},
         {"events": [coordinator_pb2.RankEvents(
-            job_id="j", columns=events_pb2.EventColumns(position=[1]))]},
+            job_id="j", columns=events_pb2.EventColumns(count=2))]},
         {"events": [coordinator_pb2.RankEvents(
-            job_id="j", columns=events_pb2.EventColumns(kind=UNHEARD_OF))]},
+            job_id="j",
+            columns=events_pb2.EventColumns(kind=UNHEARD_OF, count=1, position=bytes(8)))]},
         {"roots": {"j": "relative/tree"}},
         {"roots": {"": "/tree"}},
     ],

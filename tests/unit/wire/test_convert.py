@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from suites.travel import ONE, blobs, names, same_columns, sent, sint64, texts, uint32, uint64
+from suites.travel import blobs, names, same_columns, sent, sint64, texts, uint32, uint64
 
 from rankdump.contract.dtypes import ELEMENT_TYPES
 from rankdump.contract.errors import ProtocolError
@@ -21,6 +21,7 @@ from rankdump.contract.exchange import (
 from rankdump.contract.figure_rows import MAX_ROWS, FigureRows, TensorKind
 from rankdump.contract.key import Side, TensorKey
 from rankdump.wire import convert, kinds
+from rankdump.wire.events import events_from_wire, events_to_wire
 from rankdump.wire.v1 import agent_pb2, events_pb2
 
 # sessions
@@ -226,12 +227,27 @@ def test_unpaired_surrogates():
     kind = kinds.kind_from_wire(message.kind)
     assert (kind.op_type, kind.op_name, kind.argument) == ("a?/b", "a?/b", "a?/b")
     columns = EventColumns.of([Event(0, 0, 0, 0, bad, EventKind.OPERATOR, 0, 0)])
-    assert list(convert.events_to_wire(columns).names) == ["", "a?/b"]
+    assert list(events_to_wire(columns).names) == ["", "a?/b"]
 
 
 # events
 
 words = st.sampled_from(["", "Default/a-op0", "world", "float32"])
+OPERATOR: dict[str, Any] = {
+    "group": "",
+    "sequence": 0,
+    "element_count": 0,
+    "dtype": "",
+    "peer": -1,
+    "stall_us": 0,
+}
+
+
+def as_made(event: Event) -> Event:
+    """An operator has no group, no size and no peer: those columns do not travel for it."""
+    return replace(event, **OPERATOR) if event.kind is EventKind.OPERATOR else event
+
+
 events = st.builds(
     Event,
     graph=uint32,
@@ -248,7 +264,8 @@ events = st.builds(
     element_count=uint64,
     dtype=words,
     peer=st.integers(-1, 2**31 - 1),
-)
+    stall_us=uint64,
+).map(as_made)
 groups = st.lists(
     st.builds(ProcessGroup, texts, st.lists(uint32, max_size=4).map(tuple)), max_size=3
 ).map(tuple)
@@ -258,39 +275,70 @@ groups = st.lists(
 def test_events(batch: list[Event], groups: tuple[ProcessGroup, ...]):
     """A batch of events comes back as it was, in columns of the right types."""
     columns = EventColumns.of(batch, groups)
-    message = sent(convert.events_to_wire(columns), events_pb2.EventColumns)
-    back = convert.events_from_wire(message)
+    message = sent(events_to_wire(columns), events_pb2.EventColumns)
+    back = events_from_wire(message)
     assert same_columns(back, columns)
     assert {field: column.dtype for field, column in back.columns.items()} == COLUMN_TYPES
 
 
 def test_no_events():
     """An empty message is an empty batch."""
-    assert len(convert.events_from_wire(events_pb2.EventColumns())) == 0
+    assert len(events_from_wire(events_pb2.EventColumns())) == 0
+
+
+CALL = EventColumns.of([Event(0, 0, 1, 1, "a", EventKind.ALL_REDUCE, 0, 0)])
 
 
 @pytest.mark.parametrize("field", list(COLUMN_TYPES))
 def test_columns_of_different_lengths(field: str):
     """Each column must have as many elements as the others."""
-    message = convert.events_to_wire(ONE)
-    getattr(message, field).append(1)
-    with pytest.raises(ProtocolError, match="different lengths"):
-        convert.events_from_wire(message)
+    message = events_to_wire(CALL)
+    setattr(message, field, getattr(message, field) + b"1")
+    with pytest.raises(ProtocolError, match=r"bytes (of positions|for 1 events)"):
+        events_from_wire(message)
+
+
+def test_more_events_than_positions():
+    """A count costs memory: it is not believed without its positions."""
+    message = events_to_wire(CALL)
+    message.count = 2
+    with pytest.raises(ProtocolError, match="2 events with 8 bytes of positions"):
+        events_from_wire(message)
+    message.count = 1 << 31
+    with pytest.raises(ProtocolError, match="at most"):
+        events_from_wire(message)
 
 
 @pytest.mark.parametrize("field", ["name", "group", "dtype"])
 def test_index_past_the_table(field: str):
     """A text must be in the table."""
-    message = convert.events_to_wire(ONE)
-    getattr(message, field)[0] = len(message.names)
+    message = events_to_wire(CALL)
+    setattr(message, field, len(message.names).to_bytes(4, "little"))
     with pytest.raises(ProtocolError, match=f"{field} points past 2 names"):
-        convert.events_from_wire(message)
+        events_from_wire(message)
 
 
-@pytest.mark.parametrize("kind", [0, 13, 255, 256, 257, 2**31 - 1, -1, -255])
-def test_unknown_kind(kind: Any):
-    """A kind from a newer or a broken client is refused, and never wraps into another kind."""
-    message = convert.events_to_wire(ONE)
-    message.kind[0] = kind
-    with pytest.raises(ProtocolError, match="event"):
-        convert.events_from_wire(sent(message, events_pb2.EventColumns))
+def test_texts_of_the_stream():
+    """A batch without names of its own points into those that came before."""
+    message = events_to_wire(CALL, names=False)
+    assert events_from_wire(message, CALL.names).events() == CALL.events()
+    with pytest.raises(ProtocolError, match="points past"):
+        events_from_wire(message)
+
+
+@pytest.mark.parametrize("kind", [0, 13, 255])
+def test_unknown_kind(kind: int):
+    """A kind from a newer or a broken client is refused."""
+    message = events_to_wire(CALL)
+    message.kind = bytes([kind])
+    with pytest.raises(ProtocolError, match="event of an unknown kind"):
+        events_from_wire(sent(message, events_pb2.EventColumns))
+
+
+@pytest.mark.parametrize("calls", [b"", b"\1\0\0\0", b"\0\0\0\0\0\0\0\0"])
+def test_calls_are_those_of_the_kinds(calls: bytes):
+    """The places of calls must be where the kinds say calls are."""
+    message = events_to_wire(CALL)
+    message.calls = calls
+    with pytest.raises(ProtocolError, match="calls that are not those of the kinds"):
+        events_from_wire(message)

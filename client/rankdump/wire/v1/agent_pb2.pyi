@@ -248,6 +248,7 @@ class Frame(google.protobuf.message.Message):
     GRAPH_PART_FIELD_NUMBER: builtins.int
     KERNEL_ARGUMENTS_FIELD_NUMBER: builtins.int
     FIGURE_ROWS_FIELD_NUMBER: builtins.int
+    TIMEOUTS_FIELD_NUMBER: builtins.int
     sequence: builtins.int
     """Rises by one per frame of a session; a record's chunks repeat its number."""
     @property
@@ -266,6 +267,8 @@ class Frame(google.protobuf.message.Message):
     def kernel_arguments(self) -> global___KernelArguments: ...
     @property
     def figure_rows(self) -> global___FigureRows: ...
+    @property
+    def timeouts(self) -> rankdump.wire.v1.events_pb2.Timeouts: ...
     def __init__(
         self,
         *,
@@ -278,10 +281,11 @@ class Frame(google.protobuf.message.Message):
         graph_part: global___GraphPart | None = ...,
         kernel_arguments: global___KernelArguments | None = ...,
         figure_rows: global___FigureRows | None = ...,
+        timeouts: rankdump.wire.v1.events_pb2.Timeouts | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["body", b"body", "chunk", b"chunk", "events", b"events", "figure_rows", b"figure_rows", "graph_part", b"graph_part", "iteration_end", b"iteration_end", "kernel_arguments", b"kernel_arguments", "record", b"record", "session_end", b"session_end"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["body", b"body", "chunk", b"chunk", "events", b"events", "figure_rows", b"figure_rows", "graph_part", b"graph_part", "iteration_end", b"iteration_end", "kernel_arguments", b"kernel_arguments", "record", b"record", "sequence", b"sequence", "session_end", b"session_end"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["record", "chunk", "events", "iteration_end", "session_end", "graph_part", "kernel_arguments", "figure_rows"] | None: ...
+    def HasField(self, field_name: typing.Literal["body", b"body", "chunk", b"chunk", "events", b"events", "figure_rows", b"figure_rows", "graph_part", b"graph_part", "iteration_end", b"iteration_end", "kernel_arguments", b"kernel_arguments", "record", b"record", "session_end", b"session_end", "timeouts", b"timeouts"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["body", b"body", "chunk", b"chunk", "events", b"events", "figure_rows", b"figure_rows", "graph_part", b"graph_part", "iteration_end", b"iteration_end", "kernel_arguments", b"kernel_arguments", "record", b"record", "sequence", b"sequence", "session_end", b"session_end", "timeouts", b"timeouts"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["record", "chunk", "events", "iteration_end", "session_end", "graph_part", "kernel_arguments", "figure_rows", "timeouts"] | None: ...
 
 global___Frame = Frame
 
@@ -458,11 +462,16 @@ class IterationEnd(google.protobuf.message.Message):
     EXPECTED_FIELD_NUMBER: builtins.int
     DROPPED_FIELD_NUMBER: builtins.int
     STALL_US_FIELD_NUMBER: builtins.int
+    FIRST_POSITION_FIELD_NUMBER: builtins.int
+    LAST_POSITION_FIELD_NUMBER: builtins.int
     iteration: builtins.int
     expected: builtins.int
     """Tensors the plan selected, whatever became of them."""
     stall_us: builtins.int
     """Time the training thread was held up by dumping."""
+    first_position: builtins.int
+    """Positions in the rank's program that belong to it, first to last; both 0 when none are counted."""
+    last_position: builtins.int
     @property
     def dropped(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
         """Those that never became a record, by reason."""
@@ -474,8 +483,10 @@ class IterationEnd(google.protobuf.message.Message):
         expected: builtins.int = ...,
         dropped: collections.abc.Mapping[builtins.str, builtins.int] | None = ...,
         stall_us: builtins.int = ...,
+        first_position: builtins.int = ...,
+        last_position: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["dropped", b"dropped", "expected", b"expected", "iteration", b"iteration", "stall_us", b"stall_us"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["dropped", b"dropped", "expected", b"expected", "first_position", b"first_position", "iteration", b"iteration", "last_position", b"last_position", "stall_us", b"stall_us"]) -> None: ...
 
 global___IterationEnd = IterationEnd
 
@@ -716,17 +727,23 @@ class PushResponse(google.protobuf.message.Message):
 
     ACKNOWLEDGED_SEQUENCE_FIELD_NUMBER: builtins.int
     DRAINING_FIELD_NUMBER: builtins.int
+    WARNINGS_FIELD_NUMBER: builtins.int
     acknowledged_sequence: builtins.int
     """Every frame up to this number is accounted for."""
     draining: builtins.bool
     """The agent is about to stop: finish the stream and come back later."""
+    @property
+    def warnings(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """What the rank should say in its log, each once."""
+
     def __init__(
         self,
         *,
         acknowledged_sequence: builtins.int = ...,
         draining: builtins.bool = ...,
+        warnings: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["acknowledged_sequence", b"acknowledged_sequence", "draining", b"draining"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["acknowledged_sequence", b"acknowledged_sequence", "draining", b"draining", "warnings", b"warnings"]) -> None: ...
 
 global___PushResponse = PushResponse
 

@@ -16,6 +16,8 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class ReportRequest(google.protobuf.message.Message):
+    """The first message of a stream only greets: it has no items, and its answer says where to go on."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     @typing.final
@@ -41,11 +43,24 @@ class ReportRequest(google.protobuf.message.Message):
     EVENTS_FIELD_NUMBER: builtins.int
     LOAD_FIELD_NUMBER: builtins.int
     ROOTS_FIELD_NUMBER: builtins.int
+    TIMEOUTS_FIELD_NUMBER: builtins.int
+    CLOCK_FIELD_NUMBER: builtins.int
+    TEXTS_FIELD_NUMBER: builtins.int
+    HOST_FIELD_NUMBER: builtins.int
+    HELD_EVENTS_FIELD_NUMBER: builtins.int
+    LOST_EVENTS_FIELD_NUMBER: builtins.int
     agent_id: builtins.str
+    """The same for as long as the agent keeps its ledger."""
     sequence: builtins.int
-    """Rises by one per report of an agent; repeating one changes nothing."""
+    """Number of the last item below; items of an agent are numbered from 1, without gaps. 0: none."""
+    host: builtins.str
+    held_events: builtins.int
+    """Events that wait to be reported, and those that were dropped because too many did."""
+    lost_events: builtins.int
     @property
-    def sessions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[rankdump.wire.v1.status_pb2.SessionStatus]: ...
+    def sessions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[rankdump.wire.v1.status_pb2.SessionStatus]:
+        """How sessions stand, then what their ranks executed, then which iterations are over."""
+
     @property
     def iterations(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[rankdump.wire.v1.status_pb2.IterationStatus]: ...
     @property
@@ -55,6 +70,14 @@ class ReportRequest(google.protobuf.message.Message):
     @property
     def roots(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
         """Tree of each job named above."""
+
+    @property
+    def timeouts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___RankTimeouts]: ...
+    @property
+    def clock(self) -> global___ClockEstimate: ...
+    @property
+    def texts(self) -> global___Texts:
+        """What the columns of this and later messages of the stream add to its texts."""
 
     def __init__(
         self,
@@ -66,9 +89,15 @@ class ReportRequest(google.protobuf.message.Message):
         events: collections.abc.Iterable[global___RankEvents] | None = ...,
         load: rankdump.wire.v1.status_pb2.Load | None = ...,
         roots: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
+        timeouts: collections.abc.Iterable[global___RankTimeouts] | None = ...,
+        clock: global___ClockEstimate | None = ...,
+        texts: global___Texts | None = ...,
+        host: builtins.str = ...,
+        held_events: builtins.int = ...,
+        lost_events: builtins.int = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["load", b"load"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["agent_id", b"agent_id", "events", b"events", "iterations", b"iterations", "load", b"load", "roots", b"roots", "sequence", b"sequence", "sessions", b"sessions"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["clock", b"clock", "load", b"load", "texts", b"texts"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["agent_id", b"agent_id", "clock", b"clock", "events", b"events", "held_events", b"held_events", "host", b"host", "iterations", b"iterations", "load", b"load", "lost_events", b"lost_events", "roots", b"roots", "sequence", b"sequence", "sessions", b"sessions", "texts", b"texts", "timeouts", b"timeouts"]) -> None: ...
 
 global___ReportRequest = ReportRequest
 
@@ -79,8 +108,10 @@ class RankEvents(google.protobuf.message.Message):
     JOB_ID_FIELD_NUMBER: builtins.int
     RANK_FIELD_NUMBER: builtins.int
     COLUMNS_FIELD_NUMBER: builtins.int
+    SESSION_ID_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     rank: builtins.int
+    session_id: builtins.str
     @property
     def columns(self) -> rankdump.wire.v1.events_pb2.EventColumns: ...
     def __init__(
@@ -89,26 +120,160 @@ class RankEvents(google.protobuf.message.Message):
         job_id: builtins.str = ...,
         rank: builtins.int = ...,
         columns: rankdump.wire.v1.events_pb2.EventColumns | None = ...,
+        session_id: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["columns", b"columns"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["columns", b"columns", "job_id", b"job_id", "rank", b"rank"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["columns", b"columns", "job_id", b"job_id", "rank", b"rank", "session_id", b"session_id"]) -> None: ...
 
 global___RankEvents = RankEvents
 
 @typing.final
+class RankTimeouts(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: builtins.int
+    RANK_FIELD_NUMBER: builtins.int
+    TIMEOUTS_FIELD_NUMBER: builtins.int
+    job_id: builtins.str
+    rank: builtins.int
+    @property
+    def timeouts(self) -> rankdump.wire.v1.events_pb2.Timeouts: ...
+    def __init__(
+        self,
+        *,
+        job_id: builtins.str = ...,
+        rank: builtins.int = ...,
+        timeouts: rankdump.wire.v1.events_pb2.Timeouts | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["timeouts", b"timeouts"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["job_id", b"job_id", "rank", b"rank", "timeouts", b"timeouts"]) -> None: ...
+
+global___RankTimeouts = RankTimeouts
+
+@typing.final
+class Texts(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    FIRST_FIELD_NUMBER: builtins.int
+    TEXTS_FIELD_NUMBER: builtins.int
+    first: builtins.int
+    """Index of the first one; 0 forgets all texts before it."""
+    @property
+    def texts(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        first: builtins.int = ...,
+        texts: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["first", b"first", "texts", b"texts"]) -> None: ...
+
+global___Texts = Texts
+
+@typing.final
+class ClockEstimate(google.protobuf.message.Message):
+    """How far the coordinator's clock is ahead of the agent's."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    OFFSET_US_FIELD_NUMBER: builtins.int
+    ERROR_US_FIELD_NUMBER: builtins.int
+    STEPS_FIELD_NUMBER: builtins.int
+    KNOWN_FIELD_NUMBER: builtins.int
+    offset_us: builtins.int
+    error_us: builtins.int
+    """Half of the shortest time an answer took: the offset is wrong by at most this."""
+    steps: builtins.int
+    """Times the agent's clock was set while it ran."""
+    known: builtins.bool
+    """Set once there is an estimate."""
+    def __init__(
+        self,
+        *,
+        offset_us: builtins.int = ...,
+        error_us: builtins.int = ...,
+        steps: builtins.int = ...,
+        known: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["error_us", b"error_us", "known", b"known", "offset_us", b"offset_us", "steps", b"steps"]) -> None: ...
+
+global___ClockEstimate = ClockEstimate
+
+@typing.final
 class ReportResponse(google.protobuf.message.Message):
+    """One for every request, in order."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     ACKNOWLEDGED_SEQUENCE_FIELD_NUMBER: builtins.int
+    RECEIVED_SEQUENCE_FIELD_NUMBER: builtins.int
+    WARNINGS_FIELD_NUMBER: builtins.int
     acknowledged_sequence: builtins.int
+    """Every item up to this one survives the coordinator's death: the agent may forget it."""
+    received_sequence: builtins.int
+    """Every item up to this one has arrived."""
+    @property
+    def warnings(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___JobWarning]:
+        """What ranks of these jobs should say in their logs; repeated until the agent is gone."""
+
     def __init__(
         self,
         *,
         acknowledged_sequence: builtins.int = ...,
+        received_sequence: builtins.int = ...,
+        warnings: collections.abc.Iterable[global___JobWarning] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["acknowledged_sequence", b"acknowledged_sequence"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["acknowledged_sequence", b"acknowledged_sequence", "received_sequence", b"received_sequence", "warnings", b"warnings"]) -> None: ...
 
 global___ReportResponse = ReportResponse
+
+@typing.final
+class JobWarning(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: builtins.int
+    TEXT_FIELD_NUMBER: builtins.int
+    job_id: builtins.str
+    text: builtins.str
+    def __init__(
+        self,
+        *,
+        job_id: builtins.str = ...,
+        text: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["job_id", b"job_id", "text", b"text"]) -> None: ...
+
+global___JobWarning = JobWarning
+
+@typing.final
+class ClockRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___ClockRequest = ClockRequest
+
+@typing.final
+class ClockResponse(google.protobuf.message.Message):
+    """Microseconds since the epoch on the coordinator's clock."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RECEIVED_US_FIELD_NUMBER: builtins.int
+    SENT_US_FIELD_NUMBER: builtins.int
+    received_us: builtins.int
+    sent_us: builtins.int
+    def __init__(
+        self,
+        *,
+        received_us: builtins.int = ...,
+        sent_us: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["received_us", b"received_us", "sent_us", b"sent_us"]) -> None: ...
+
+global___ClockResponse = ClockResponse
 
 @typing.final
 class CoordinatorStatusRequest(google.protobuf.message.Message):
@@ -149,16 +314,24 @@ class OrderRequest(google.protobuf.message.Message):
 
     JOB_ID_FIELD_NUMBER: builtins.int
     GRAPH_FIELD_NUMBER: builtins.int
+    ONE_GRAPH_FIELD_NUMBER: builtins.int
+    FINDINGS_ONLY_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     """Empty: the job that reported last."""
     graph: builtins.int
+    """Only this one, when `one_graph` is set."""
+    one_graph: builtins.bool
+    findings_only: builtins.bool
+    """No entries."""
     def __init__(
         self,
         *,
         job_id: builtins.str = ...,
         graph: builtins.int = ...,
+        one_graph: builtins.bool = ...,
+        findings_only: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["graph", b"graph", "job_id", b"job_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["findings_only", b"findings_only", "graph", b"graph", "job_id", b"job_id", "one_graph", b"one_graph"]) -> None: ...
 
 global___OrderRequest = OrderRequest
 
@@ -171,12 +344,12 @@ class OrderResponse(google.protobuf.message.Message):
     @property
     def entries(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___OrderEntry]: ...
     @property
-    def findings(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def findings(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[rankdump.wire.v1.status_pb2.Finding]: ...
     def __init__(
         self,
         *,
         entries: collections.abc.Iterable[global___OrderEntry] | None = ...,
-        findings: collections.abc.Iterable[builtins.str] | None = ...,
+        findings: collections.abc.Iterable[rankdump.wire.v1.status_pb2.Finding] | None = ...,
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["entries", b"entries", "findings", b"findings"]) -> None: ...
 

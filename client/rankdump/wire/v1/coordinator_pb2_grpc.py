@@ -19,6 +19,11 @@ class CoordinatorServiceStub(object):
                 request_serializer=rankdump_dot_wire_dot_v1_dot_coordinator__pb2.ReportRequest.SerializeToString,
                 response_deserializer=rankdump_dot_wire_dot_v1_dot_coordinator__pb2.ReportResponse.FromString,
                 )
+        self.Clock = channel.unary_unary(
+                '/rankdump.wire.v1.CoordinatorService/Clock',
+                request_serializer=rankdump_dot_wire_dot_v1_dot_coordinator__pb2.ClockRequest.SerializeToString,
+                response_deserializer=rankdump_dot_wire_dot_v1_dot_coordinator__pb2.ClockResponse.FromString,
+                )
         self.Status = channel.unary_unary(
                 '/rankdump.wire.v1.CoordinatorService/Status',
                 request_serializer=rankdump_dot_wire_dot_v1_dot_coordinator__pb2.CoordinatorStatusRequest.SerializeToString,
@@ -41,6 +46,13 @@ class CoordinatorServiceServicer(object):
 
     def Report(self, request_iterator, context):
         """An agent's reports one way, what has been taken in the other.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Clock(self, request, context):
+        """What time it is; asked often enough for one answer that was not delayed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -72,6 +84,11 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
                     servicer.Report,
                     request_deserializer=rankdump_dot_wire_dot_v1_dot_coordinator__pb2.ReportRequest.FromString,
                     response_serializer=rankdump_dot_wire_dot_v1_dot_coordinator__pb2.ReportResponse.SerializeToString,
+            ),
+            'Clock': grpc.unary_unary_rpc_method_handler(
+                    servicer.Clock,
+                    request_deserializer=rankdump_dot_wire_dot_v1_dot_coordinator__pb2.ClockRequest.FromString,
+                    response_serializer=rankdump_dot_wire_dot_v1_dot_coordinator__pb2.ClockResponse.SerializeToString,
             ),
             'Status': grpc.unary_unary_rpc_method_handler(
                     servicer.Status,
@@ -112,6 +129,23 @@ class CoordinatorService(object):
         return grpc.experimental.stream_stream(request_iterator, target, '/rankdump.wire.v1.CoordinatorService/Report',
             rankdump_dot_wire_dot_v1_dot_coordinator__pb2.ReportRequest.SerializeToString,
             rankdump_dot_wire_dot_v1_dot_coordinator__pb2.ReportResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def Clock(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/rankdump.wire.v1.CoordinatorService/Clock',
+            rankdump_dot_wire_dot_v1_dot_coordinator__pb2.ClockRequest.SerializeToString,
+            rankdump_dot_wire_dot_v1_dot_coordinator__pb2.ClockResponse.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
 

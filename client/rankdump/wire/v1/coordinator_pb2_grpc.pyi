@@ -25,6 +25,12 @@ class CoordinatorServiceStub:
     ]
     """An agent's reports one way, what has been taken in the other."""
 
+    Clock: grpc.UnaryUnaryMultiCallable[
+        rankdump.wire.v1.coordinator_pb2.ClockRequest,
+        rankdump.wire.v1.coordinator_pb2.ClockResponse,
+    ]
+    """What time it is; asked often enough for one answer that was not delayed."""
+
     Status: grpc.UnaryUnaryMultiCallable[
         rankdump.wire.v1.coordinator_pb2.CoordinatorStatusRequest,
         rankdump.wire.v1.coordinator_pb2.CoordinatorStatusResponse,
@@ -47,6 +53,12 @@ class CoordinatorServiceAsyncStub:
         rankdump.wire.v1.coordinator_pb2.ReportResponse,
     ]
     """An agent's reports one way, what has been taken in the other."""
+
+    Clock: grpc.aio.UnaryUnaryMultiCallable[
+        rankdump.wire.v1.coordinator_pb2.ClockRequest,
+        rankdump.wire.v1.coordinator_pb2.ClockResponse,
+    ]
+    """What time it is; asked often enough for one answer that was not delayed."""
 
     Status: grpc.aio.UnaryUnaryMultiCallable[
         rankdump.wire.v1.coordinator_pb2.CoordinatorStatusRequest,
@@ -72,6 +84,14 @@ class CoordinatorServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[rankdump.wire.v1.coordinator_pb2.ReportResponse], collections.abc.AsyncIterator[rankdump.wire.v1.coordinator_pb2.ReportResponse]]:
         """An agent's reports one way, what has been taken in the other."""
+
+    @abc.abstractmethod
+    def Clock(
+        self,
+        request: rankdump.wire.v1.coordinator_pb2.ClockRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[rankdump.wire.v1.coordinator_pb2.ClockResponse, collections.abc.Awaitable[rankdump.wire.v1.coordinator_pb2.ClockResponse]]:
+        """What time it is; asked often enough for one answer that was not delayed."""
 
     @abc.abstractmethod
     def Status(

@@ -14,17 +14,29 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1drankdump/wire/v1/events.proto\x12\x10rankdump.wire.v1\"+\n\x0cProcessGroup\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05ranks\x18\x02 \x03(\r\"\xd7\x02\n\x0c\x45ventColumns\x12\r\n\x05names\x18\x01 \x03(\t\x12.\n\x06groups\x18\x02 \x03(\x0b\x32\x1e.rankdump.wire.v1.ProcessGroup\x12\r\n\x05graph\x18\x03 \x03(\r\x12\x11\n\titeration\x18\x04 \x03(\x04\x12\x10\n\x08position\x18\x05 \x03(\x04\x12\x14\n\x0c\x65nd_position\x18\x06 \x03(\x04\x12\x0c\n\x04name\x18\x07 \x03(\r\x12)\n\x04kind\x18\x08 \x03(\x0e\x32\x1b.rankdump.wire.v1.EventKind\x12\x10\n\x08start_us\x18\t \x03(\x12\x12\x0e\n\x06\x65nd_us\x18\n \x03(\x12\x12\x0e\n\x06stream\x18\x0b \x03(\r\x12\r\n\x05group\x18\x0c \x03(\r\x12\x10\n\x08sequence\x18\r \x03(\x04\x12\x15\n\relement_count\x18\x0e \x03(\x04\x12\r\n\x05\x64type\x18\x0f \x03(\r\x12\x0c\n\x04peer\x18\x10 \x03(\x11*\xd2\x02\n\tEventKind\x12\x1a\n\x16\x45VENT_KIND_UNSPECIFIED\x10\x00\x12\x17\n\x13\x45VENT_KIND_OPERATOR\x10\x01\x12\x19\n\x15\x45VENT_KIND_ALL_REDUCE\x10\x02\x12\x18\n\x14\x45VENT_KIND_BROADCAST\x10\x03\x12\x15\n\x11\x45VENT_KIND_REDUCE\x10\x04\x12\x19\n\x15\x45VENT_KIND_ALL_GATHER\x10\x05\x12\x1d\n\x19\x45VENT_KIND_REDUCE_SCATTER\x10\x06\x12\x15\n\x11\x45VENT_KIND_GATHER\x10\x07\x12\x16\n\x12\x45VENT_KIND_SCATTER\x10\x08\x12\x19\n\x15\x45VENT_KIND_ALL_TO_ALL\x10\t\x12\x16\n\x12\x45VENT_KIND_BARRIER\x10\n\x12\x13\n\x0f\x45VENT_KIND_SEND\x10\x0b\x12\x13\n\x0f\x45VENT_KIND_RECV\x10\x0c\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1drankdump/wire/v1/events.proto\x12\x10rankdump.wire.v1\"+\n\x0cProcessGroup\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05ranks\x18\x02 \x03(\r\"\x84\x03\n\x0c\x45ventColumns\x12\r\n\x05names\x18\x01 \x03(\t\x12.\n\x06groups\x18\x02 \x03(\x0b\x32\x1e.rankdump.wire.v1.ProcessGroup\x12\x12\n\nstalled_us\x18\x11 \x01(\x04\x12\r\n\x05\x63ount\x18\x12 \x01(\r\x12\r\n\x05graph\x18\x13 \x01(\x0c\x12\x11\n\titeration\x18\x14 \x01(\x0c\x12\x10\n\x08position\x18\x15 \x01(\x0c\x12\x14\n\x0c\x65nd_position\x18\x16 \x01(\x0c\x12\x0c\n\x04name\x18\x17 \x01(\x0c\x12\x0c\n\x04kind\x18\x18 \x01(\x0c\x12\x10\n\x08start_us\x18\x19 \x01(\x0c\x12\x0e\n\x06\x65nd_us\x18\x1a \x01(\x0c\x12\x0e\n\x06stream\x18\x1b \x01(\x0c\x12\r\n\x05\x63\x61lls\x18\x1c \x01(\x0c\x12\r\n\x05group\x18\x1d \x01(\x0c\x12\x10\n\x08sequence\x18\x1e \x01(\x0c\x12\x15\n\relement_count\x18\x1f \x01(\x0c\x12\r\n\x05\x64type\x18  \x01(\x0c\x12\x0c\n\x04peer\x18! \x01(\x0c\x12\x10\n\x08stall_us\x18\" \x01(\x0cJ\x04\x08\x03\x10\x11\"\x91\x02\n\x08Timeouts\x12<\n\tvariables\x18\x01 \x03(\x0b\x32).rankdump.wire.v1.Timeouts.VariablesEntry\x12.\n\x06groups\x18\x02 \x03(\x0b\x32\x1e.rankdump.wire.v1.GroupTimeout\x12\x36\n\x06limits\x18\x03 \x03(\x0b\x32&.rankdump.wire.v1.Timeouts.LimitsEntry\x1a\x30\n\x0eVariablesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a-\n\x0bLimitsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"B\n\x0cGroupTimeout\x12\r\n\x05group\x18\x01 \x01(\t\x12\x0f\n\x07\x62\x61\x63kend\x18\x02 \x01(\t\x12\x12\n\ntimeout_us\x18\x03 \x01(\x04*\xd2\x02\n\tEventKind\x12\x1a\n\x16\x45VENT_KIND_UNSPECIFIED\x10\x00\x12\x17\n\x13\x45VENT_KIND_OPERATOR\x10\x01\x12\x19\n\x15\x45VENT_KIND_ALL_REDUCE\x10\x02\x12\x18\n\x14\x45VENT_KIND_BROADCAST\x10\x03\x12\x15\n\x11\x45VENT_KIND_REDUCE\x10\x04\x12\x19\n\x15\x45VENT_KIND_ALL_GATHER\x10\x05\x12\x1d\n\x19\x45VENT_KIND_REDUCE_SCATTER\x10\x06\x12\x15\n\x11\x45VENT_KIND_GATHER\x10\x07\x12\x16\n\x12\x45VENT_KIND_SCATTER\x10\x08\x12\x19\n\x15\x45VENT_KIND_ALL_TO_ALL\x10\t\x12\x16\n\x12\x45VENT_KIND_BARRIER\x10\n\x12\x13\n\x0f\x45VENT_KIND_SEND\x10\x0b\x12\x13\n\x0f\x45VENT_KIND_RECV\x10\x0c\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'rankdump.wire.v1.events_pb2', _globals)
 if _descriptor._USE_C_DESCRIPTORS == False:
   DESCRIPTOR._options = None
-  _globals['_EVENTKIND']._serialized_start=443
-  _globals['_EVENTKIND']._serialized_end=781
+  _globals['_TIMEOUTS_VARIABLESENTRY']._options = None
+  _globals['_TIMEOUTS_VARIABLESENTRY']._serialized_options = b'8\001'
+  _globals['_TIMEOUTS_LIMITSENTRY']._options = None
+  _globals['_TIMEOUTS_LIMITSENTRY']._serialized_options = b'8\001'
+  _globals['_EVENTKIND']._serialized_start=832
+  _globals['_EVENTKIND']._serialized_end=1170
   _globals['_PROCESSGROUP']._serialized_start=51
   _globals['_PROCESSGROUP']._serialized_end=94
   _globals['_EVENTCOLUMNS']._serialized_start=97
-  _globals['_EVENTCOLUMNS']._serialized_end=440
+  _globals['_EVENTCOLUMNS']._serialized_end=485
+  _globals['_TIMEOUTS']._serialized_start=488
+  _globals['_TIMEOUTS']._serialized_end=761
+  _globals['_TIMEOUTS_VARIABLESENTRY']._serialized_start=666
+  _globals['_TIMEOUTS_VARIABLESENTRY']._serialized_end=714
+  _globals['_TIMEOUTS_LIMITSENTRY']._serialized_start=716
+  _globals['_TIMEOUTS_LIMITSENTRY']._serialized_end=761
+  _globals['_GROUPTIMEOUT']._serialized_start=763
+  _globals['_GROUPTIMEOUT']._serialized_end=829
 # @@protoc_insertion_point(module_scope)

@@ -59,6 +59,9 @@ class SessionStatus(google.protobuf.message.Message):
     EXCLUDED_FIELD_NUMBER: builtins.int
     ITERATIONS_SEEN_FIELD_NUMBER: builtins.int
     NOTES_FIELD_NUMBER: builtins.int
+    FRAMEWORK_FIELD_NUMBER: builtins.int
+    DEVICE_TARGET_FIELD_NUMBER: builtins.int
+    SELECTED_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     session_id: builtins.str
     rank: builtins.int
@@ -71,6 +74,11 @@ class SessionStatus(google.protobuf.message.Message):
     """Why the plan selects nothing here; empty when it selects something."""
     iterations_seen: builtins.int
     """Iterations the job ran, whether selected or not."""
+    framework: builtins.str
+    """"torch 2.13.0", and "CPU", "GPU" or "Ascend"."""
+    device_target: builtins.str
+    selected: builtins.str
+    """The iterations its plan selects, as the configuration writes them: "0|5-8", "all"."""
     @property
     def notes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """What the session itself wants people to read, such as operators that never matched."""
@@ -89,8 +97,11 @@ class SessionStatus(google.protobuf.message.Message):
         excluded: builtins.str = ...,
         iterations_seen: builtins.int = ...,
         notes: collections.abc.Iterable[builtins.str] | None = ...,
+        framework: builtins.str = ...,
+        device_target: builtins.str = ...,
+        selected: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["device", b"device", "excluded", b"excluded", "host", b"host", "iterations_seen", b"iterations_seen", "job_id", b"job_id", "notes", b"notes", "pid", b"pid", "rank", b"rank", "session_id", b"session_id", "state", b"state", "world_size", b"world_size"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["device", b"device", "device_target", b"device_target", "excluded", b"excluded", "framework", b"framework", "host", b"host", "iterations_seen", b"iterations_seen", "job_id", b"job_id", "notes", b"notes", "pid", b"pid", "rank", b"rank", "selected", b"selected", "session_id", b"session_id", "state", b"state", "world_size", b"world_size"]) -> None: ...
 
 global___SessionStatus = SessionStatus
 
@@ -128,6 +139,9 @@ class IterationStatus(google.protobuf.message.Message):
     DROPPED_FIELD_NUMBER: builtins.int
     BYTES_IN_FIELD_NUMBER: builtins.int
     BYTES_STORED_FIELD_NUMBER: builtins.int
+    STALL_US_FIELD_NUMBER: builtins.int
+    FIRST_POSITION_FIELD_NUMBER: builtins.int
+    LAST_POSITION_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     session_id: builtins.str
     rank: builtins.int
@@ -139,6 +153,11 @@ class IterationStatus(google.protobuf.message.Message):
     degraded: builtins.int
     bytes_in: builtins.int
     bytes_stored: builtins.int
+    stall_us: builtins.int
+    """Time the training thread was held up by dumping."""
+    first_position: builtins.int
+    """Positions in the rank's program that belong to it, first to last; both 0 when that is not known."""
+    last_position: builtins.int
     @property
     def dropped(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]: ...
     def __init__(
@@ -156,8 +175,11 @@ class IterationStatus(google.protobuf.message.Message):
         dropped: collections.abc.Mapping[builtins.str, builtins.int] | None = ...,
         bytes_in: builtins.int = ...,
         bytes_stored: builtins.int = ...,
+        stall_us: builtins.int = ...,
+        first_position: builtins.int = ...,
+        last_position: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["bytes_in", b"bytes_in", "bytes_stored", b"bytes_stored", "complete", b"complete", "degraded", b"degraded", "dropped", b"dropped", "expected", b"expected", "iteration", b"iteration", "job_id", b"job_id", "linked", b"linked", "rank", b"rank", "session_id", b"session_id", "stored", b"stored"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bytes_in", b"bytes_in", "bytes_stored", b"bytes_stored", "complete", b"complete", "degraded", b"degraded", "dropped", b"dropped", "expected", b"expected", "first_position", b"first_position", "iteration", b"iteration", "job_id", b"job_id", "last_position", b"last_position", "linked", b"linked", "rank", b"rank", "session_id", b"session_id", "stall_us", b"stall_us", "stored", b"stored"]) -> None: ...
 
 global___IterationStatus = IterationStatus
 
@@ -194,6 +216,10 @@ class StatusView(google.protobuf.message.Message):
     LOAD_FIELD_NUMBER: builtins.int
     ROOTS_FIELD_NUMBER: builtins.int
     FINDINGS_FIELD_NUMBER: builtins.int
+    AGENTS_FIELD_NUMBER: builtins.int
+    MERGES_FIELD_NUMBER: builtins.int
+    HINTS_FIELD_NUMBER: builtins.int
+    ORDER_FINDINGS_FIELD_NUMBER: builtins.int
     @property
     def sessions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SessionStatus]: ...
     @property
@@ -205,7 +231,19 @@ class StatusView(google.protobuf.message.Message):
         """Where the trees of the jobs above stand."""
 
     @property
-    def findings(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def findings(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """What people should know, a sentence each."""
+
+    @property
+    def agents(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___AgentStatus]:
+        """The rest comes from coordinators only."""
+
+    @property
+    def merges(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___MergeStatus]: ...
+    @property
+    def hints(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TimeoutHint]: ...
+    @property
+    def order_findings(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Finding]: ...
     def __init__(
         self,
         *,
@@ -214,8 +252,260 @@ class StatusView(google.protobuf.message.Message):
         load: global___Load | None = ...,
         roots: collections.abc.Iterable[builtins.str] | None = ...,
         findings: collections.abc.Iterable[builtins.str] | None = ...,
+        agents: collections.abc.Iterable[global___AgentStatus] | None = ...,
+        merges: collections.abc.Iterable[global___MergeStatus] | None = ...,
+        hints: collections.abc.Iterable[global___TimeoutHint] | None = ...,
+        order_findings: collections.abc.Iterable[global___Finding] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["load", b"load"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["findings", b"findings", "iterations", b"iterations", "load", b"load", "roots", b"roots", "sessions", b"sessions"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["agents", b"agents", "findings", b"findings", "hints", b"hints", "iterations", b"iterations", "load", b"load", "merges", b"merges", "order_findings", b"order_findings", "roots", b"roots", "sessions", b"sessions"]) -> None: ...
 
 global___StatusView = StatusView
+
+@typing.final
+class AgentStatus(google.protobuf.message.Message):
+    """An agent as its coordinator knows it."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    AGENT_ID_FIELD_NUMBER: builtins.int
+    HOST_FIELD_NUMBER: builtins.int
+    HEARD_S_FIELD_NUMBER: builtins.int
+    CONNECTED_FIELD_NUMBER: builtins.int
+    CLOCK_OFFSET_US_FIELD_NUMBER: builtins.int
+    CLOCK_ERROR_US_FIELD_NUMBER: builtins.int
+    CLOCK_STEPS_FIELD_NUMBER: builtins.int
+    CLOCK_KNOWN_FIELD_NUMBER: builtins.int
+    HELD_EVENTS_FIELD_NUMBER: builtins.int
+    LOST_EVENTS_FIELD_NUMBER: builtins.int
+    LOAD_FIELD_NUMBER: builtins.int
+    agent_id: builtins.str
+    host: builtins.str
+    heard_s: builtins.float
+    connected: builtins.bool
+    clock_offset_us: builtins.int
+    clock_error_us: builtins.int
+    clock_steps: builtins.int
+    clock_known: builtins.bool
+    held_events: builtins.int
+    lost_events: builtins.int
+    @property
+    def load(self) -> global___Load: ...
+    def __init__(
+        self,
+        *,
+        agent_id: builtins.str = ...,
+        host: builtins.str = ...,
+        heard_s: builtins.float = ...,
+        connected: builtins.bool = ...,
+        clock_offset_us: builtins.int = ...,
+        clock_error_us: builtins.int = ...,
+        clock_steps: builtins.int = ...,
+        clock_known: builtins.bool = ...,
+        held_events: builtins.int = ...,
+        lost_events: builtins.int = ...,
+        load: global___Load | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["load", b"load"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["agent_id", b"agent_id", "clock_error_us", b"clock_error_us", "clock_known", b"clock_known", "clock_offset_us", b"clock_offset_us", "clock_steps", b"clock_steps", "connected", b"connected", "heard_s", b"heard_s", "held_events", b"held_events", "host", b"host", "load", b"load", "lost_events", b"lost_events"]) -> None: ...
+
+global___AgentStatus = AgentStatus
+
+@typing.final
+class MergeStatus(google.protobuf.message.Message):
+    """How far the merged order of a job is."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: builtins.int
+    PUBLISHED_ITERATIONS_FIELD_NUMBER: builtins.int
+    PUBLISHED_EVENTS_FIELD_NUMBER: builtins.int
+    PENDING_ITERATIONS_FIELD_NUMBER: builtins.int
+    PENDING_EVENTS_FIELD_NUMBER: builtins.int
+    LAG_S_FIELD_NUMBER: builtins.int
+    job_id: builtins.str
+    published_iterations: builtins.int
+    published_events: builtins.int
+    pending_iterations: builtins.int
+    pending_events: builtins.int
+    lag_s: builtins.float
+    """Since the oldest event that is not published came; 0 when all are."""
+    def __init__(
+        self,
+        *,
+        job_id: builtins.str = ...,
+        published_iterations: builtins.int = ...,
+        published_events: builtins.int = ...,
+        pending_iterations: builtins.int = ...,
+        pending_events: builtins.int = ...,
+        lag_s: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["job_id", b"job_id", "lag_s", b"lag_s", "pending_events", b"pending_events", "pending_iterations", b"pending_iterations", "published_events", b"published_events", "published_iterations", b"published_iterations"]) -> None: ...
+
+global___MergeStatus = MergeStatus
+
+@typing.final
+class Finding(google.protobuf.message.Message):
+    """What the merge found instead of guessing, with its evidence."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: builtins.int
+    ITERATION_FIELD_NUMBER: builtins.int
+    TEXT_FIELD_NUMBER: builtins.int
+    RANKS_FIELD_NUMBER: builtins.int
+    GROUP_FIELD_NUMBER: builtins.int
+    SEQUENCE_FIELD_NUMBER: builtins.int
+    NAME_FIELD_NUMBER: builtins.int
+    POSITION_FIELD_NUMBER: builtins.int
+    PROVISIONAL_FIELD_NUMBER: builtins.int
+    kind: builtins.str
+    """As in rankdump.contract.findings.FindingKind."""
+    iteration: builtins.int
+    text: builtins.str
+    group: builtins.str
+    sequence: builtins.int
+    """Number of the collective or message; -1 when it is not about one."""
+    name: builtins.str
+    """The operator it is about."""
+    position: builtins.int
+    """Place in the program of the first of the ranks; -1 when it is not about one."""
+    provisional: builtins.bool
+    """The iteration still runs: what is missing may come."""
+    @property
+    def ranks(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        kind: builtins.str = ...,
+        iteration: builtins.int = ...,
+        text: builtins.str = ...,
+        ranks: collections.abc.Iterable[builtins.int] | None = ...,
+        group: builtins.str = ...,
+        sequence: builtins.int = ...,
+        name: builtins.str = ...,
+        position: builtins.int = ...,
+        provisional: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["group", b"group", "iteration", b"iteration", "kind", b"kind", "name", b"name", "position", b"position", "provisional", b"provisional", "ranks", b"ranks", "sequence", b"sequence", "text", b"text"]) -> None: ...
+
+global___Finding = Finding
+
+@typing.final
+class TimeoutLimit(google.protobuf.message.Message):
+    """A limit of communication, and where it was read."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    LIMIT_US_FIELD_NUMBER: builtins.int
+    SOURCE_FIELD_NUMBER: builtins.int
+    RANKS_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """"HCCL_EXEC_TIMEOUT", "timeout of init_process_group"."""
+    limit_us: builtins.int
+    """0: it never strikes."""
+    source: builtins.str
+    @property
+    def ranks(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Those it holds for."""
+
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        limit_us: builtins.int = ...,
+        source: builtins.str = ...,
+        ranks: collections.abc.Iterable[builtins.int] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["limit_us", b"limit_us", "name", b"name", "ranks", b"ranks", "source", b"source"]) -> None: ...
+
+global___TimeoutLimit = TimeoutLimit
+
+@typing.final
+class TimeoutHint(google.protobuf.message.Message):
+    """How near a process group came to its timeout."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: builtins.int
+    GROUP_FIELD_NUMBER: builtins.int
+    BACKEND_FIELD_NUMBER: builtins.int
+    LEVEL_FIELD_NUMBER: builtins.int
+    WAITING_FIELD_NUMBER: builtins.int
+    KIND_FIELD_NUMBER: builtins.int
+    NAME_FIELD_NUMBER: builtins.int
+    ITERATION_FIELD_NUMBER: builtins.int
+    SEQUENCE_FIELD_NUMBER: builtins.int
+    FIRST_RANK_FIELD_NUMBER: builtins.int
+    LAST_RANK_FIELD_NUMBER: builtins.int
+    SPREAD_US_FIELD_NUMBER: builtins.int
+    DUMP_US_FIELD_NUMBER: builtins.int
+    LIMIT_FIELD_NUMBER: builtins.int
+    LIMITS_FIELD_NUMBER: builtins.int
+    PROJECTED_US_FIELD_NUMBER: builtins.int
+    PROJECTED_ITERATION_FIELD_NUMBER: builtins.int
+    SETTINGS_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    job_id: builtins.str
+    group: builtins.str
+    backend: builtins.str
+    level: builtins.str
+    """"ok", "warning" from half of the budget, "exceeded"."""
+    waiting: builtins.bool
+    """Its members are waiting now."""
+    kind: builtins.str
+    """The collective or message of the widest spread."""
+    name: builtins.str
+    iteration: builtins.int
+    sequence: builtins.int
+    first_rank: builtins.int
+    last_rank: builtins.int
+    spread_us: builtins.int
+    """How long the first waited for the last, and how much of it dumping caused."""
+    dump_us: builtins.int
+    projected_us: builtins.int
+    """Widest spread to be expected by the last iteration that the plan selects, and which that is;
+    -1 when it selects without end.
+    """
+    projected_iteration: builtins.int
+    reason: builtins.str
+    @property
+    def limit(self) -> global___TimeoutLimit:
+        """In force: the tightest one that covers the wait; absent when none is known."""
+
+    @property
+    def limits(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TimeoutLimit]:
+        """All that were found for members of the group."""
+
+    @property
+    def settings(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Lines to set; empty when nothing has to be changed."""
+
+    def __init__(
+        self,
+        *,
+        job_id: builtins.str = ...,
+        group: builtins.str = ...,
+        backend: builtins.str = ...,
+        level: builtins.str = ...,
+        waiting: builtins.bool = ...,
+        kind: builtins.str = ...,
+        name: builtins.str = ...,
+        iteration: builtins.int = ...,
+        sequence: builtins.int = ...,
+        first_rank: builtins.int = ...,
+        last_rank: builtins.int = ...,
+        spread_us: builtins.int = ...,
+        dump_us: builtins.int = ...,
+        limit: global___TimeoutLimit | None = ...,
+        limits: collections.abc.Iterable[global___TimeoutLimit] | None = ...,
+        projected_us: builtins.int = ...,
+        projected_iteration: builtins.int = ...,
+        settings: collections.abc.Iterable[builtins.str] | None = ...,
+        reason: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["limit", b"limit"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["backend", b"backend", "dump_us", b"dump_us", "first_rank", b"first_rank", "group", b"group", "iteration", b"iteration", "job_id", b"job_id", "kind", b"kind", "last_rank", b"last_rank", "level", b"level", "limit", b"limit", "limits", b"limits", "name", b"name", "projected_iteration", b"projected_iteration", "projected_us", b"projected_us", "reason", b"reason", "sequence", b"sequence", "settings", b"settings", "spread_us", b"spread_us", "waiting", b"waiting"]) -> None: ...
+
+global___TimeoutHint = TimeoutHint

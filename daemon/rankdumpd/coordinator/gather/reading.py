@@ -5,7 +5,8 @@ from __future__ import annotations
 from rankdump.contract.errors import ProtocolError
 from rankdump.contract.events import EventColumns
 from rankdump.contract.status import IterationStatus, RankEvents, SessionStatus
-from rankdump.wire.convert import MAX_WORLD_SIZE, events_from_wire
+from rankdump.wire.convert import MAX_WORLD_SIZE
+from rankdump.wire.events import events_from_wire
 from rankdump.wire.v1 import coordinator_pb2
 from rankdump.wire.views import iteration_from_wire, load_from_wire, session_from_wire
 from rankdumpd.coordinator.values import Report

@@ -30,7 +30,7 @@ def placed(table: Table, match: Match, sequence: CallOrder) -> dict[str, Column]
     row_of_line[operator_lines], row_of_line[call_lines] = rows, first
     call_of_line = np.full(len(row_of_line), -1, dtype="i8")
     call_of_line[call_lines] = calls
-    fields = ("graph", "name", "rank", "start_us", "end_us")
+    fields = ("graph", "name", "rank", "start_us", "end_us", "stream", "position")
     return {"call": call_of_line, **{field: table[field][row_of_line] for field in fields}}
 
 
@@ -77,6 +77,9 @@ def ordered_calls(
     return Calls(
         columns=columns,
         bounds=bounds,
-        members={"rank": table["rank"][rows], "start_us": start_us},
+        members={field: table[field][rows] for field in _MEMBER},
         missing={int(sequence.index[call]): ranks for call, ranks in missing.items()},
     )
+
+
+_MEMBER = ("rank", "start_us", "end_us", "position", "end_position", "stream", "stall_us")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from typing import Protocol
@@ -12,6 +13,7 @@ from rankdump.contract.errors import RankdumpError, RefusedError
 from rankdump.contract.status import OrderEntry, StatusView
 from rankdump.wire.errors import code_of
 from rankdump.wire.v1 import coordinator_pb2 as pb
+from rankdump.wire.v1 import status_pb2
 from rankdump.wire.v1.coordinator_pb2_grpc import CoordinatorServiceServicer
 from rankdump.wire.views import entry_to_wire, hint_to_wire, view_to_wire
 from rankdumpd.coordinator.gather import report_from_wire
@@ -53,6 +55,13 @@ class CoordinatorServicer(CoordinatorServiceServicer):
             for message in request_iterator:
                 taken = self._desk.take(report_from_wire(message))
                 yield pb.ReportResponse(acknowledged_sequence=taken)
+
+    def Clock(  # noqa: N802 - the name is the generated base class's
+        self, request: pb.ClockRequest, context: grpc.ServicerContext
+    ) -> pb.ClockResponse:
+        """Say what time it is here."""
+        now_us = time.time_ns() // 1000
+        return pb.ClockResponse(received_us=now_us, sent_us=now_us)
 
     def Status(  # noqa: N802 - the name is the generated base class's
         self, request: pb.CoordinatorStatusRequest, context: grpc.ServicerContext
@@ -122,7 +131,7 @@ def _status(fleet: Fleet, jobs: list[JobView]) -> StatusView:
 
 
 def _pages(entries: Iterator[OrderEntry], findings: tuple[str, ...]) -> Iterator[pb.OrderResponse]:
-    page, size = pb.OrderResponse(findings=findings), 0
+    page, size = pb.OrderResponse(findings=[status_pb2.Finding(text=text) for text in findings]), 0
     for entry in entries:
         message = entry_to_wire(entry)
         if len(page.entries) == _PAGE_ENTRIES or size > _PAGE_BYTES:

@@ -1,0 +1,114 @@
+"""How long communication may wait, as a rank reads it, and how near it came to that. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+HINTS_FILE = "timeout_hints.json"
+"""Under `.dump_metadata` in the root of the tree."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupTimeout:
+    """What a process group was made with."""
+
+    group: str
+    backend: str
+    """`gloo`, `nccl`, `hccl`, ... in lower case."""
+    timeout_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """All that one rank knows of its limits; the newest of a rank replaces those before."""
+
+    variables: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Of the environment, those of VARIABLES that are set, as they are set."""
+    groups: tuple[GroupTimeout, ...] = ()
+    limits: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Limits that no variable says, in seconds, by name, as `hccl_timeout` of TF's session."""
+
+
+VARIABLES: tuple[str, ...] = (
+    "HCCL_EXEC_TIMEOUT",
+    "HCCL_CONNECT_TIMEOUT",
+    "HCCL_EVENT_TIMEOUT",
+    "HCCL_OP_EXPANSION_MODE",
+    "TORCH_HCCL_ASYNC_ERROR_HANDLING",
+    "TORCH_HCCL_BLOCKING_WAIT",
+    "TORCH_HCCL_ENABLE_MONITORING",
+    "TORCH_HCCL_HEARTBEAT_TIMEOUT_SEC",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+    "TORCH_NCCL_BLOCKING_WAIT",
+    "TORCH_NCCL_ENABLE_MONITORING",
+    "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC",
+)
+"""Variables that set a limit, or decide whether one strikes (ascend-formats.md 6)."""
+
+
+class HintLevel(str, Enum):
+    """How much of the budget is used."""
+
+    OK = "ok"
+    WARNING = "warning"
+    """Half of it, or more is to be expected."""
+    EXCEEDED = "exceeded"
+
+
+@dataclass(frozen=True, slots=True)
+class TimeoutLimit:
+    """A limit that is in force, and where it was read."""
+
+    name: str
+    """`HCCL_EXEC_TIMEOUT`, `timeout of init_process_group`, ..."""
+    limit_us: int
+    """0: it never strikes."""
+    source: str
+    """`environment`, `default of CANN`, `process group`, ..."""
+    ranks: tuple[int, ...]
+    """Those it holds for."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimeoutHint:
+    """How near a process group came to its timeout; the widest spread of arrivals counts."""
+
+    job_id: str
+    group: str
+    backend: str
+    level: HintLevel
+    waiting: bool
+    """Its members are waiting now: the spread still grows."""
+    kind: str
+    """Of the collective, as EventKind's name in lower case."""
+    name: str
+    iteration: int
+    sequence: int
+    first_rank: int
+    last_rank: int
+    """Who arrived last, or has not arrived."""
+    spread_us: int
+    """How long the first waited for the last."""
+    dump_us: int
+    """How much of that dumping caused."""
+    limit: TimeoutLimit | None
+    """In force: the tightest one that covers the wait; None when none is known."""
+    limits: tuple[TimeoutLimit, ...]
+    """All that were found for members of the group."""
+    projected_us: int
+    """Widest spread to be expected by the last iteration that the plan selects."""
+    projected_iteration: int
+    """That iteration; -1 when the plan selects without end."""
+    settings: tuple[str, ...]
+    """Lines to set; empty when nothing has to be changed."""
+    reason: str
+    """One sentence: who waited for whom, how long, of what, and why the settings."""
+
+    @property
+    def share(self) -> float:
+        """Part of the budget that is used; 0 without a limit that strikes."""
+        if self.limit is None or not self.limit.limit_us:
+            return 0.0
+        return self.spread_us / self.limit.limit_us
