@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 
-NAMES = ("stall", "ingest", "small", "idle", "stats", "dedup", "status", "agent")
+NAMES = ("stall", "ingest", "small", "idle", "stats", "dedup", "status", "agent", "merge")
 
 
 def main() -> None:

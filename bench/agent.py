@@ -7,23 +7,20 @@ interpreter that has loaded the same packages.
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 from .arrays import activations, dump
 from .host import Host, running_host
+from .process import cpu_s, memory_mb, tree
 from .result import Result
 
 IDLE_S = 10.0
 SETTLE_S = 2.0
 TENSORS = 128
 ELEMENTS = 1 << 18
-_MB = 1e6
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _BARE = """
 import sys, grpc, numpy, zstandard, xxhash, google.protobuf.message
 print(flush=True)
@@ -71,36 +68,11 @@ def _silent(host: Host) -> Usage:
 
 
 def _watched(pid: int) -> Usage:
-    before_s, begun = _cpu_s(pid), time.perf_counter()
+    before_s, begun = cpu_s(pid), time.perf_counter()
     time.sleep(IDLE_S)
-    share = (_cpu_s(pid) - before_s) / (time.perf_counter() - begun)
-    rss_mb = sum(_memory_mb(each, "RssAnon") + _memory_mb(each, "RssFile") for each in _tree(pid))
-    return Usage(share, rss_mb, sum(_memory_mb(each, "RssShmem") for each in _tree(pid)))
-
-
-def _tree(pid: int) -> list[int]:
-    """Return a process and all below it: an agent may spread over several."""
-    found = [pid]
-    for file in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in map(int, file.read_text().split()):
-            found += _tree(child)
-    return found
-
-
-def _cpu_s(pid: int) -> float:
-    """Return the processor time so far, of the user and of the system."""
-    ticks = 0
-    for each in _tree(pid):
-        # Counted from behind the name, which may hold blanks.
-        fields = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()
-        ticks += int(fields[11]) + int(fields[12])
-    return ticks / _TICKS_PER_S
-
-
-def _memory_mb(pid: int, name: str) -> float:
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    kib = next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
-    return kib * 1024 / _MB
+    share = (cpu_s(pid) - before_s) / (time.perf_counter() - begun)
+    rss_mb = sum(memory_mb(each, "RssAnon") + memory_mb(each, "RssFile") for each in tree(pid))
+    return Usage(share, rss_mb, sum(memory_mb(each, "RssShmem") for each in tree(pid)))
 
 
 def _bare_rss_mb() -> float:
@@ -110,6 +82,6 @@ def _bare_rss_mb() -> float:
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdout.readline()
-        rss_mb = _memory_mb(process.pid, "RssAnon") + _memory_mb(process.pid, "RssFile")
+        rss_mb = memory_mb(process.pid, "RssAnon") + memory_mb(process.pid, "RssFile")
         process.stdin.close()
         return rss_mb

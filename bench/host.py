@@ -120,7 +120,7 @@ def running_host(*, workers: int = 1) -> Generator[Host, None, None]:
         with log.open("wb") as stderr, subprocess.Popen(command, stderr=stderr) as daemon:
             try:
                 agent = f"unix://{socket}"
-                _wait_for(agent, daemon, log)
+                wait_for_daemon(agent, daemon, log)
                 yield Host(folder, agent, daemon.pid)
             finally:
                 daemon.terminate()
@@ -130,7 +130,8 @@ def running_host(*, workers: int = 1) -> Generator[Host, None, None]:
                     daemon.kill()
 
 
-def _wait_for(agent: str, daemon: subprocess.Popen[bytes], log: Path) -> None:
+def wait_for_daemon(agent: str, daemon: subprocess.Popen[bytes], log: Path) -> None:
+    """Return when a daemon answers at an address; RuntimeError with its log when it does not."""
     deadline = time.monotonic() + _START_TIMEOUT_S
     with grpc.insecure_channel(agent) as channel:
         ready = grpc.channel_ready_future(channel)

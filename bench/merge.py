@@ -1,0 +1,152 @@
+"""Events a second from simulated agents into the published order, and the memory that takes.
+
+The coordinator is a process of its own; agents send over real streams, all at once, one iteration
+after the other as a job would. The first iteration warms up: the clock runs from the second one's
+first report until the last line is in the file. What a sort of the same columns takes is measured
+in the same run.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import numpy as np
+
+from rankdump.wire.v1 import coordinator_pb2, coordinator_pb2_grpc
+
+from .fleet import EVENTS, JOB, RANKS_PER_AGENT, Agent, Program
+from .host import memory_folder, wait_for_daemon
+from .process import cpu_s, memory_mb
+from .result import Result
+
+SCALES = {8: 40, 64: 8, 256: 4, 1024: 3}
+"""Iterations, by ranks: enough of them to tell their cost from that of the start."""
+LARGEST = max(SCALES)
+_POLL_S = 0.05
+_PATIENCE_S = 900.0
+_STOP_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One job of one size."""
+
+    events: int
+    wall_s: float
+    cpu_s: float
+    """Of the coordinator."""
+    peak_mb: float
+    first_peak_mb: float
+    """After the first iteration."""
+
+
+def measure() -> Result:
+    """Run a job of each size against a coordinator of its own."""
+    runs = {ranks: _run(ranks, iterations) for ranks, iterations in SCALES.items()}
+    largest = runs[LARGEST]
+    per_event = {ranks: run.cpu_s / run.events for ranks, run in runs.items()}
+    figures = {
+        "events_per_s": largest.events / largest.wall_s,
+        "peak_mb": largest.peak_mb,
+        "peak_growth_mb": largest.peak_mb - largest.first_peak_mb,
+        "lexsort_events_per_s": _lexsort_events_per_s(LARGEST),
+        "agents": LARGEST // RANKS_PER_AGENT,
+    }
+    figures |= {f"events_per_s_{n}_ranks": run.events / run.wall_s for n, run in runs.items()}
+    figures |= {f"cpu_ns_per_event_{n}_ranks": cost * 1e9 for n, cost in per_event.items()}
+    ratios = {
+        "speed_vs_lexsort": figures["events_per_s"] / figures["lexsort_events_per_s"],
+        "cost_per_event_1024_vs_8": per_event[LARGEST] / per_event[min(SCALES)],
+    }
+    return Result(figures=figures, ratios=ratios)
+
+
+def _run(ranks: int, iterations: int) -> Run:
+    with memory_folder() as folder, _coordinator(folder) as (address, pid):
+        program = Program(ranks)
+        with grpc.insecure_channel(address) as channel, ThreadPoolExecutor(4) as pool:
+            stub = coordinator_pb2_grpc.CoordinatorServiceStub(channel)
+            agents = [
+                Agent(address, index, program, str(folder / "tree"))
+                for index in range(-(-ranks // RANKS_PER_AGENT))
+            ]
+            for agent in agents:
+                agent.wait_received()
+            _say(pool, agents, 0)
+            _wait_published(stub, 1)
+            first_peak_mb = memory_mb(pid, "VmHWM")
+            before_s, begun = cpu_s(pid), time.perf_counter()
+            for iteration in range(1, iterations + 1):
+                _say(pool, agents, iteration)
+            _wait_published(stub, iterations + 1)
+            wall_s, used_s = time.perf_counter() - begun, cpu_s(pid) - before_s
+            for agent in agents:
+                agent.close()
+        return Run(
+            events=ranks * EVENTS * iterations,
+            wall_s=wall_s,
+            cpu_s=used_s,
+            peak_mb=memory_mb(pid, "VmHWM"),
+            first_peak_mb=first_peak_mb,
+        )
+
+
+def _say(pool: ThreadPoolExecutor, agents: list[Agent], iteration: int) -> None:
+    """Have all agents say an iteration at once; return when the coordinator has heard it."""
+    for said in [pool.submit(agent.say, iteration) for agent in agents]:
+        said.result()
+    for agent in agents:
+        agent.wait_received()
+
+
+def _wait_published(stub: coordinator_pb2_grpc.CoordinatorServiceStub, iterations: int) -> None:
+    deadline = time.monotonic() + _PATIENCE_S
+    while time.monotonic() < deadline:
+        view = stub.Status(coordinator_pb2.CoordinatorStatusRequest(job_id=JOB)).view
+        if view.order_findings:
+            raise RuntimeError(f"a clean job has findings: {view.order_findings[0].text}")
+        if view.merges and view.merges[0].published_iterations >= iterations:
+            return
+        time.sleep(_POLL_S)
+    raise RuntimeError(f"{iterations} iterations are not published after {_PATIENCE_S} s")
+
+
+def _lexsort_events_per_s(ranks: int) -> float:
+    """Return how fast the columns of one iteration are sorted by time, then rank and position."""
+    program = Program(ranks)
+    parts = [program.columns(rank, 0, groups_at=0, calls_at=0).columns for rank in range(ranks)]
+    start_us = np.concatenate([part["start_us"] for part in parts])
+    position = np.concatenate([part["position"] for part in parts])
+    rank = np.repeat(np.arange(ranks), EVENTS)
+    begun = time.perf_counter()
+    np.lexsort((position, rank, start_us))
+    return len(rank) / (time.perf_counter() - begun)
+
+
+@contextmanager
+def _coordinator(folder: Path) -> Generator[tuple[str, int], None, None]:
+    """Lend a coordinator in a process of its own; it publishes into memory."""
+    address, log = f"unix:{folder}/coordinator.sock", folder / "coordinator.log"
+    config = folder / "rankdumpd.toml"
+    config.write_text(
+        f'[coordinator]\nlisten = "{address}"\nstate_dir = "{folder}/state"\ntrace_events = 0\n'
+    )
+    command = [sys.executable, "-m", "rankdumpd", "coordinator", "--config", str(config)]
+    with log.open("wb") as stderr, subprocess.Popen(command, stderr=stderr) as daemon:
+        try:
+            wait_for_daemon(address, daemon, log)
+            yield address, daemon.pid
+        finally:
+            daemon.terminate()
+            try:
+                daemon.wait(_STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                daemon.kill()
