@@ -6,7 +6,7 @@ PROTOS := $(wildcard proto/rankdump/wire/v1/*.proto)
 PROTO_TOOLS := grpcio-tools==1.62.3 mypy-protobuf==3.6.0 setuptools==75.8.0
 SOURCES := client daemon tests bench examples
 
-.PHONY: setup demo test check proto proto-check bench bench-peers peers clean
+.PHONY: setup demo test check proto proto-check schema bench bench-peers peers clean
 
 setup: .venv/ready
 
@@ -49,6 +49,10 @@ proto-check: build/proto-venv/ready
 	rm -rf build/proto-fresh && mkdir -p build/proto-fresh
 	sh proto/generate.sh build/proto-venv/bin build/proto-fresh
 	diff -r -x __init__.py -x __pycache__ build/proto-fresh/rankdump/wire/v1 client/rankdump/wire/v1
+
+# What `rankdump status --json` prints, for scripts; a test compares.
+schema: setup
+	$(BIN)/python tests/suites/status_schema.py > docs/status.schema.json
 
 bench: setup
 	$(BIN)/python -m bench all --json

@@ -26,6 +26,14 @@ def agent_status(address: str, *, timeout_s: float = 10.0) -> StatusView:
         return views.view_from_wire(response.view)
 
 
+def job_status(address: str, *, job_id: str = "", timeout_s: float = 10.0) -> StatusView:
+    """Return what the coordinator knows of a job; of all of them without an id."""
+    request = coordinator_pb2.CoordinatorStatusRequest(job_id=job_id)
+    with _channel(address, "coordinator") as channel:
+        stub = coordinator_pb2_grpc.CoordinatorServiceStub(channel)
+        return views.view_from_wire(stub.Status(request, timeout=timeout_s).view)
+
+
 def drain(address: str, *, timeout_s: float) -> int:
     """Wait until everything the agent received is in the tree; return the records that are not."""
     request = agent_pb2.ControlRequest(drain=agent_pb2.Drain(timeout_ms=int(timeout_s * 1000)))

@@ -16,6 +16,8 @@ from rankdump.contract.plan import Iterations
 from rankdump.identity import DEFAULT_AGENT
 from rankdump.reader import Query
 
+DEFAULT_COORDINATOR = "127.0.0.1:7421"
+"""Where a coordinator answers unless RANKDUMP_COORDINATOR says otherwise."""
 TREE = click.Path(exists=True, file_okay=False, path_type=Path)
 """A dump tree: the folder that holds `rank_0` and its like."""
 
@@ -100,3 +102,8 @@ def selecting(command: Callable[..., int]) -> Callable[..., int]:
 def agent_address(given: str | None) -> str:
     """Return the agent's address: the option's, else the environment's, else the usual one."""
     return given or os.environ.get("RANKDUMP_AGENT") or DEFAULT_AGENT
+
+
+def coordinator_address(given: str | None) -> str:
+    """Return the coordinator's address: the option's, the environment's or the usual one."""
+    return given or os.environ.get("RANKDUMP_COORDINATOR") or DEFAULT_COORDINATOR

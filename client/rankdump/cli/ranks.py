@@ -23,15 +23,15 @@ _SUMMARY_COLUMNS = numbers(
 )
 
 
-def status_table(view: StatusView, *, width: int) -> list[str]:
-    """Return every rank with its full balance, one job after the other."""
+def status_table(view: StatusView, *, width: int, most: int = _MOST_RANKS) -> list[str]:
+    """Return the ranks with their full balance, job after job; at most so many of each."""
     groups = _by_job(tallies(view))
     lines: list[str] = []
     for job, ranks in groups.items():
         if len(groups) > 1:
             lines += ["", f"job {job or '(unknown)'}"]
         rows = [_status_row(str(tally.rank), tally.state, (tally,)) for tally in ranks]
-        lines += table(_STATUS_COLUMNS, _bounded(rows, ranks, _status_row), width=width)
+        lines += table(_STATUS_COLUMNS, _bounded(rows, ranks, _status_row, most), width=width)
     return lines
 
 
@@ -39,7 +39,7 @@ def summary_table(view: StatusView, *, width: int) -> list[str]:
     """Return what was collected, rank by rank."""
     ranks = tallies(view)
     rows = [_summary_row(str(tally.rank), tally.state, (tally,)) for tally in ranks]
-    return table(_SUMMARY_COLUMNS, _bounded(rows, ranks, _summary_row), width=width)
+    return table(_SUMMARY_COLUMNS, _bounded(rows, ranks, _summary_row, _MOST_RANKS), width=width)
 
 
 def load_line(load: Load) -> str:
@@ -56,13 +56,15 @@ def _by_job(ranks: Iterable[Tally]) -> dict[str, list[Tally]]:
     return groups
 
 
-def _bounded(rows: list[list[str]], ranks: Iterable[Tally], row_of: _RowOf) -> list[list[str]]:
+def _bounded(
+    rows: list[list[str]], ranks: Iterable[Tally], row_of: _RowOf, most: int
+) -> list[list[str]]:
     """Cut a long table, and close one of several ranks with its sum."""
     total = [row_of("all", "", tuple(ranks))] if len(rows) > 1 else []
-    if len(rows) <= _MOST_RANKS:
+    if len(rows) <= most:
         return rows + total
     left_out = ["..." for _ in rows[0]]
-    return [*rows[:_MOST_RANKS], left_out, *total]
+    return [*rows[:most], left_out, *total]
 
 
 def _status_row(title: str, state: str, ranks: tuple[Tally, ...]) -> list[str]:
