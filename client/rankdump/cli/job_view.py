@@ -147,6 +147,6 @@ def _set(settings: Iterable[str]) -> list[str]:
 
 def _seconds(microseconds: int) -> str:
     if microseconds < 1_000_000:
-        return f"{microseconds / 1000:.1f} ms"
+        return f"{microseconds / 1000:.3g} ms"
     seconds = microseconds / 1_000_000
     return f"{seconds:.1f} s" if seconds < 1000 else f"{seconds:,.0f} s"

@@ -92,7 +92,7 @@ def test_everything_stands_within_a_hundred_columns():
     tables = [line for line in lines if not line.startswith(("timeout", "missing", "  set"))]
     assert max(map(len, tables)) <= 100
     text = "\n".join(" ".join(line.split()) for line in lines)
-    assert "8 1/2 2,400 2,000 300 40 1.00 GiB 680.0 ms disk_low 40, buffer_full 20" in text
+    assert "8 1/2 2,400 2,000 300 40 1.00 GiB 680 ms disk_low 40, buffer_full 20" in text
     assert "and 3 earlier iterations" in text
     assert "host1 12.0 s ago, gone -0.09 ±0.40 ms, set 1x 1 0 B 700 3" in text
     assert "8 iterations published (163,200 events), 1 under way (10,200 events, 0.4 s" in text
@@ -112,7 +112,7 @@ def test_a_quiet_job_says_how_near_it_came():
     """Without anything to set, the widest wait is one line."""
     quiet = replace(VIEW, hints=(replace(HINT, level=HintLevel.OK, spread_us=40_000),))
     text = "\n".join(job_lines(quiet, width=100))
-    assert "widest wait was 40.0 ms, 0.2% of 20.0 s (timeout of init_process_group" in text
+    assert "widest wait was 40 ms, 0.2% of 20.0 s (timeout of init_process_group" in text
 
 
 def test_an_agents_view_has_none_of_it():
