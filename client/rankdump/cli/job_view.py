@@ -147,6 +147,7 @@ def _set(settings: Iterable[str]) -> list[str]:
 
 def _seconds(microseconds: int) -> str:
     if microseconds < 1_000_000:
-        return f"{microseconds / 1000:.3g} ms"
+        milliseconds = microseconds / 1000
+        return f"{milliseconds:.1f} ms" if milliseconds < 100 else f"{milliseconds:.0f} ms"
     seconds = microseconds / 1_000_000
     return f"{seconds:.1f} s" if seconds < 1000 else f"{seconds:,.0f} s"

@@ -1,0 +1,142 @@
+"""Ranks that wait for one another: hints before a timeout, and who it was that never came."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+JOB = Path(__file__).parent / "jobs" / "four_ranks.py"
+CONFIG = """{
+  "common_dump_settings": {
+    "dump_mode": 0, "path": "/tmp/unused", "net_name": "Four", "iteration": "1-3",
+    "saved_data": "tensor", "input_output": 0, "kernels": [], "support_device": [0, 1, 2, 3]
+  },
+  "e2e_dump_settings": {"enable": true, "trans_flag": true}
+}"""
+PATIENCE_S = 90
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
+
+
+def rankdump(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "rankdump.cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@contextmanager
+def running(
+    case: str, folder: Path, *, timeout_s: float
+) -> Generator[subprocess.Popen[str], None, None]:
+    """The job under `rankdump run`, into folder/tree; its whole group is gone afterwards."""
+    config = folder / "data_dump.json"
+    config.write_text(CONFIG)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command = [sys.executable, "-m", "rankdump.cli", "run", "--config", str(config)]
+    command += ["--output", str(folder / "tree"), "--", *launcher, "--nproc-per-node", "4"]
+    command += [str(JOB), case, str(timeout_s), str(folder)]
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": "/tmp"}
+    with (folder / "log").open("w") as log:
+        job = subprocess.Popen(
+            command, env=environ, stdout=log, stderr=log, text=True, start_new_session=True
+        )
+        try:
+            yield job
+        finally:
+            if job.poll() is None:
+                os.killpg(job.pid, signal.SIGTERM)
+                job.wait(PATIENCE_S)
+
+
+def hints_of(tree: Path) -> list[dict[str, Any]]:
+    """What stands in the tree's file, by `rankdump hints`."""
+    done = rankdump("hints", str(tree), "--json")
+    assert done.returncode in (0, 1), done.stderr
+    return json.loads(done.stdout)["hints"]
+
+
+@pytest.mark.parametrize(("case", "culprit"), [("sleepy", 2), ("slow_dump", 1)])
+def test_the_hint_names_who_was_late_and_what_dumping_had_to_do_with_it(
+    tmp_path: Path, case: str, culprit: int
+):
+    """A rank that sleeps is not the dump's fault; one whose dump is slow is."""
+    with running(case, tmp_path, timeout_s=600) as job:
+        assert job.wait(PATIENCE_S) == 0, (tmp_path / "log").read_text()
+    hints = hints_of(tmp_path / "tree")
+    late = next(h for h in hints if h["iteration"] == 2 and h["last_rank"] == culprit)
+    assert late["backend"] == "gloo"
+    assert late["spread_us"] >= 1_000_000
+    caused = late["dump_us"] / late["spread_us"]
+    assert caused < 0.2 if case == "sleepy" else caused > 0.8
+    assert late["limit"]["limit_us"] == 600_000_000
+    assert "group" in late["limit"]["source"]
+    assert late["level"] == "ok"
+    # The other members waited for it; nobody else was late by as much.
+    assert late["first_rank"] != culprit
+
+
+def test_the_warning_comes_before_the_timeout(tmp_path: Path):
+    """Half of 20 s: ranks say so in their log while they wait, with the line to set."""
+    with running("stuck_dump", tmp_path, timeout_s=20) as job:
+        assert job.wait(PATIENCE_S) != 0
+    log = (tmp_path / "log").read_text()
+    lines = log.splitlines()
+    warned = [n for n, line in enumerate(lines) if "rank 1" in line and "of 20" in line]
+    struck = [n for n, line in enumerate(lines) if "timed out" in line.lower()]
+    assert warned, log
+    assert struck, log
+    assert warned[0] < struck[0], log
+    assert "init_process_group" in "".join(lines[warned[0] : warned[0] + 3])
+
+
+def test_a_rank_that_skips_a_collective_is_named_while_the_others_hang(tmp_path: Path):
+    """From what the agents hold: rank, group, number, and the last operator it did run."""
+    with running("skips", tmp_path, timeout_s=25) as job:
+        found = named_while_hanging(tmp_path, job)
+        assert job.wait(PATIENCE_S) != 0
+    missing = next(finding for finding in found if finding["kind"] == "missing_member")
+    check_missing(missing)
+    assert missing["provisional"]
+    final = rankdump("order", str(tmp_path / "tree"), "--findings", "--json")
+    findings = json.loads(final.stdout)["findings"]
+    check_missing(next(f for f in findings if f["kind"] == "missing_member"))
+    said = rankdump("order", str(tmp_path / "tree"), "--findings")
+    assert said.returncode == 1
+    assert "rank 3" in said.stdout
+
+
+def check_missing(finding: dict[str, Any]) -> None:
+    assert finding["ranks"] == [3]
+    assert finding["iteration"] == 2
+    # Its own sub-group comes first; two calls of it were before.
+    assert finding["sequence"] == 2
+    assert finding["group"] not in ("", "0")
+    assert "Linear-op" in finding["name"]
+    for part in ("rank 3", finding["name"], f"{finding['group']!r}", "number 2"):
+        assert part in finding["text"]
+
+
+def named_while_hanging(folder: Path, job: subprocess.Popen[str]) -> list[dict[str, Any]]:
+    """Ask the coordinator until it says that somebody is missing, while the job still runs."""
+    deadline = time.monotonic() + PATIENCE_S
+    address = folder / "address_0"
+    while time.monotonic() < deadline:
+        assert job.poll() is None, (folder / "log").read_text()
+        if address.exists() and address.read_text():
+            asked = ("order", "--coordinator", address.read_text(), "--findings", "--json")
+            done = rankdump(*asked)
+            found = json.loads(done.stdout)["findings"] if done.stdout else []
+            # Shortly after it began, others may be missing as well: they are on their way.
+            missing = [f for f in found if f["kind"] == "missing_member"]
+            if missing and all(f["ranks"] == [3] for f in missing) and missing[0]["iteration"] == 2:
+                return found
+        time.sleep(0.5)
+    raise AssertionError("nobody was named")
