@@ -28,11 +28,13 @@ def placed(table: Table, match: Match, sequence: CallOrder) -> dict[str, Column]
     rank_of_run = np.array([0, *table.ranks], "u4")
     rank_of_call = table.members["rank"][match.first[sequence.order]]
     low = 0
-    for element, run in merged_runs(runs):
-        lines = slice(low, low + len(element))
-        rows = row_of[element]
+    for elements, order, run in merged_runs(runs):
+        lines = slice(low, low + len(elements))
+        rows = row_of[elements]
         for field in _LINE:
-            np.take(table[field], rows, out=columns[field][lines], mode="clip")
+            # Read along the runs and sorted then: memory is not walked at random.
+            columns[field][lines] = table[field][rows][order]
+        element = elements[order]
         called = np.flatnonzero(run == 0)
         columns["call"][lines] = -1
         columns["call"][lines][called] = element[called]

@@ -26,10 +26,11 @@ class Runs:
     """Run i has the elements `bounds[i]` to `bounds[i + 1]`."""
 
 
-def merged_runs(runs: Runs) -> Iterator[tuple[Column, Column]]:
+def merged_runs(runs: Runs) -> Iterator[tuple[Column, Column, Column]]:
     """Yield all elements by their keys, of equal ones those of earlier runs first.
 
-    Each time the elements of a stretch, and which run each of them is of.
+    Each time the elements of a stretch, run by run; their order; and, in that order, which run
+    each is of.
     """
     cuts = _cuts(runs)
     for low, high in itertools.pairwise(cuts):
@@ -38,7 +39,7 @@ def merged_runs(runs: Runs) -> Iterator[tuple[Column, Column]]:
         total = int(lengths.sum())
         elements = np.repeat(low - starts, lengths) + np.arange(total)
         order = _stable_order(runs.keys[elements])
-        yield elements[order], np.repeat(np.arange(len(lengths)), lengths)[order]
+        yield elements, order, np.repeat(np.arange(len(lengths)), lengths)[order]
 
 
 def _cuts(runs: Runs) -> list[Column]:
