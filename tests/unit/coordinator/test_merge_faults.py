@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 
-from rankdump.contract.events import Event, EventColumns, EventKind, ProcessGroup
+from rankdump.contract.events import OPEN, Event, EventColumns, EventKind, ProcessGroup
+from rankdump.contract.findings import FindingKind
 from rankdumpd.coordinator.merge import merge
 from rankdumpd.coordinator.values import GlobalOrder
+
+from suites.order_jobs import view_of
 
 WORLD = ProcessGroup("world", (0, 1))
 OTHER = ProcessGroup("other", (0, 1))
@@ -45,32 +48,43 @@ def event(position: int, name: str, kind: EventKind, **more: Any) -> Event:
     return Event(position=position, name=name, kind=kind, start_us=start, **fields)
 
 
-def merged(*programs: list[Event], groups=(WORLD, OTHER), excluded=frozenset()) -> GlobalOrder:
+def merged(*programs: list[Event], groups=(WORLD, OTHER), **more: Any) -> GlobalOrder:
     events = {
         rank: [EventColumns.of(program, groups)] for rank, program in enumerate(programs) if program
     }
-    return merge(events, iteration=3, excluded=excluded)
+    return merge(view_of(events, iteration=3, **more))
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "kind", "words"),
     [
-        ({"element_count": 9}, ["8 elements on rank 0", "9 elements on rank 1"]),
-        ({"dtype": "int8"}, ["float32 on rank 0", "int8 on rank 1"]),
-        ({"kind": EventKind.BARRIER}, ["all_reduce on rank 0", "barrier on rank 1"]),
+        (
+            {"element_count": 9},
+            FindingKind.SIZE_MISMATCH,
+            ["8 elements on rank 0", "9 elements on rank 1"],
+        ),
+        ({"dtype": "int8"}, FindingKind.DTYPE_MISMATCH, ["float32 on rank 0", "int8 on rank 1"]),
+        (
+            {"kind": EventKind.BARRIER},
+            FindingKind.OPERATION_MISMATCH,
+            ["all_reduce on rank 0", "barrier on rank 1"],
+        ),
         (
             {"kind": EventKind.BROADCAST, "element_count": 9},
+            FindingKind.OPERATION_MISMATCH,
             ["all_reduce on rank 0", "broadcast on rank 1"],
         ),
     ],
 )
-def test_a_mismatch_names_the_number_and_both_sides(change, words) -> None:
+def test_a_mismatch_names_the_number_and_both_sides(change, kind, words) -> None:
     """Kind, size or type that differ at one number: one finding, and still one entry."""
     result = merged([op(1), coll(2, 4), coll(3, 5)], [op(1), coll(2, 4), coll(3, 5, **change)])
     (finding,) = result.findings
     for word in ["iteration 3", "number 5 of group 'world'", "(ranks 0 1)", "AllReduce", *words]:
-        assert word in finding
-    assert "elements" not in finding or "element_count" in change
+        assert word in finding.text
+    assert "elements" not in finding.text or "element_count" in change
+    assert (finding.kind, finding.ranks, finding.iteration) == (kind, (1,), 3)
+    assert (finding.group, finding.sequence, finding.name) == ("world", 5, "AllReduce")
     assert [e.ranks for e in result.entries() if e.kind.collective] == [(0, 1), (0, 1)]
 
 
@@ -97,12 +111,12 @@ def test_a_missing_member_is_named_with_the_last_thing_it_did() -> None:
     """The entry says who is missing; one finding says where that rank stopped, and how often."""
     result = merged(
         [op(1), coll(2, 0), coll(3, 1), coll(4, 2)],
-        [op(1, "Default/Mul-op2"), coll(2, 0), op(7, "Default/Last-op9")],
+        [op(1, "Default/Mul-op2"), coll(2, 0), op(3, "Default/Last-op9")],
     )
     (finding,) = result.findings
     for word in ["rank 1 never arrived", "number 1 of group 'world'", "and 1 more"]:
-        assert word in finding
-    assert "'Default/Last-op9' at position 7" in finding
+        assert word in finding.text
+    assert "'Default/Last-op9' at position 3" in finding.text
     missing = [entry.missing for entry in result.entries() if entry.kind.collective]
     assert missing == [(), (1,), (1,)]
 
@@ -111,8 +125,8 @@ def test_a_silent_rank_is_one_finding_and_an_excluded_one_is_none() -> None:
     """A rank without any event is named once for all its calls; one the plan leaves out, never."""
     program = [coll(1, 0), coll(2, 0, group="other"), message(3, EventKind.SEND, 1)]
     (finding,) = merged(program).findings
-    assert "rank 1 reported nothing" in finding
-    assert "and 2 more" in finding
+    assert "rank 1 reported nothing" in finding.text
+    assert "and 2 more" in finding.text
     result = merged(program, excluded=frozenset({1}))
     assert result.findings == ()
     assert all(entry.missing == () for entry in result.entries())
@@ -126,9 +140,9 @@ def test_two_groups_entered_in_opposite_order_are_one_circle() -> None:
         [op(1), coll(2, 0, start_us=9, **b), op(3), coll(4, 0, **a), op(5), coll(6, 1, **a)],
     )
     (finding,) = result.findings
-    assert "circle" in finding
-    assert "group 'world'" in finding
-    assert "group 'other'" in finding
+    assert "circle" in finding.text
+    assert "group 'world'" in finding.text
+    assert "group 'other'" in finding.text
     order = [(entry.group, entry.sequence) for entry in result.entries() if entry.kind.collective]
     # Both are as old as 9: rank 0 entered `world` first.
     assert order == [("world", 0), ("other", 0), ("world", 1)]
@@ -179,7 +193,8 @@ def test_blocking_receives_before_the_sends_are_a_circle() -> None:
         [message(1, EventKind.RECV, 1), message(2, EventKind.SEND, 1)],
         [message(1, EventKind.RECV, 0), message(2, EventKind.SEND, 0)],
     ).findings
-    assert finding.count("; then ") == 4
+    assert finding.kind is FindingKind.CYCLE
+    assert finding.text.count("; then ") == 4
 
 
 @pytest.mark.parametrize("kind", [EventKind.SEND, EventKind.RECV])
@@ -188,7 +203,7 @@ def test_one_end_of_a_message_without_the_other_is_found(kind) -> None:
     result = merged([message(1, kind, 1, sequence=6)], [op(1)])
     (finding,) = result.findings
     for word in [kind.name.lower(), "number 6", "no other end on rank 1", "Default/Add-op1"]:
-        assert word in finding
+        assert word in finding.text
     assert [entry.missing for entry in result.entries() if entry.name == "Msg"] == [(1,)]
 
 
@@ -198,8 +213,8 @@ def test_messages_disagree_like_members_do() -> None:
         [message(1, EventKind.SEND, 1, element_count=4, dtype="int8")],
         [message(1, EventKind.RECV, 0, element_count=5, dtype="int8")],
     ).findings
-    assert "4 elements on rank 0, 5 elements on rank 1" in finding
-    assert "from rank 0" in finding
+    assert "4 elements on rank 0, 5 elements on rank 1" in finding.text
+    assert "from rank 0" in finding.text
 
 
 def test_groups_of_one_name_and_other_members_are_different_groups() -> None:
@@ -207,7 +222,7 @@ def test_groups_of_one_name_and_other_members_are_different_groups() -> None:
     left, right = ProcessGroup("tp", (0, 1)), ProcessGroup("tp", (3, 2))
     program = [coll(1, 0, group="tp")]
     events = {rank: [EventColumns.of(program, (left if rank < 2 else right,))] for rank in range(4)}
-    result = merge(events, iteration=3)
+    result = merge(view_of(events, iteration=3))
     assert [entry.ranks for entry in result.entries()] == [(0, 1), (2, 3)]
     assert result.findings == ()
 
@@ -216,8 +231,8 @@ def test_a_group_that_a_rank_never_declared_is_looked_up_at_the_others() -> None
     """A batch may come without its groups; nobody knowing the group is no fault either."""
     program = [coll(1, 0)]
     bare, full = EventColumns.of(program), EventColumns.of(program, (WORLD,))
-    assert merge({0: [full], 1: [bare]}, iteration=3).findings == ()
-    (entry,) = merge({0: [bare], 1: [bare]}, iteration=3).entries()
+    assert merge(view_of({0: [full], 1: [bare]}, iteration=3)).findings == ()
+    (entry,) = merge(view_of({0: [bare], 1: [bare]}, iteration=3)).entries()
     assert (entry.ranks, entry.missing) == ((0, 1), ())
 
 
@@ -234,7 +249,7 @@ def test_two_events_at_one_position_are_found() -> None:
     first = [op(1), op(2)]
     assert merged([*first, *first]).findings == ()
     (finding,) = merged([*first, replace(first[0], name="Default/Else-op1")]).findings
-    assert "rank 0: two different events at position 1" in finding
+    assert "rank 0: two different events at position 1" in finding.text
 
 
 @pytest.mark.parametrize("big", [2**63, 2**64 - 1])
@@ -254,7 +269,7 @@ def test_numbers_at_the_edge_of_their_type_do_not_break_the_merge(big) -> None:
 def test_nothing_gives_nothing() -> None:
     """No rank, no batch, no event: an empty order."""
     for events in ({}, {0: []}, {0: [EventColumns.of([])]}):
-        result = merge(events, iteration=3)
+        result = merge(view_of(events, iteration=3))
         assert (len(result), list(result.entries()), result.findings) == (0, [], ())
 
 

@@ -24,6 +24,8 @@ from rankdumpd.coordinator.merge import merge
 from rankdumpd.coordinator.publish import Publisher
 from rankdumpd.coordinator.values import GlobalOrder
 
+from suites.order_jobs import view_of
+
 WORLD = ProcessGroup("world", (0, 1))
 
 
@@ -34,7 +36,8 @@ def order(iteration: int, name: str = 'Default/"a", b', operators: int = 1) -> G
     call = Event(
         1, iteration, 99, 99, "AllReduce", EventKind.ALL_REDUCE, 9, 12, group="world", sequence=3
     )
-    return merge({0: [EventColumns.of([*program, call], (WORLD,))]}, iteration=iteration)
+    events = {0: [EventColumns.of([*program, call], (WORLD,))]}
+    return merge(view_of(events, iteration=iteration))
 
 
 def rows(path: Path) -> list[dict[str, str]]:
