@@ -158,10 +158,7 @@ class Job:
         sequence = self.sequences[which]
         self.sequences[which] += 1
         said = {"group": group.name, "sequence": sequence, "element_count": 5, "dtype": "float32"}
-        begun = [
-            self.ranks[member].begin("Coll", kind, **said)
-            for member in sorted(group.ranks)
-        ]
+        begun = [self.ranks[member].begin("Coll", kind, **said) for member in sorted(group.ranks)]
         if self.lockstep and not delay:
             together = max(self.ranks[member].clock for member in group.ranks) + 1
             for member in group.ranks:

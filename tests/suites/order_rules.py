@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, TypeAlias
 
+from suites.order_jobs import GROUPS, Program
+
 from rankdump.contract.events import Event, EventKind
 from rankdumpd.coordinator.values import GlobalOrder
-
-from suites.order_jobs import GROUPS, Program
 
 Key: TypeAlias = tuple[Any, ...]
 """What stands as one entry: an operator, an end of a message, a whole collective."""

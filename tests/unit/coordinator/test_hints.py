@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from suites.order_jobs import view_of
+
 from rankdump.contract.events import Event, EventColumns, EventKind, ProcessGroup
 from rankdumpd.coordinator.hints import arrival_hints, widest
 from rankdumpd.coordinator.merge import merge
-
-from suites.order_jobs import view_of
 
 WORLD = ProcessGroup("world", (0, 1, 2))
 PAIR = ProcessGroup("pair", (0, 1))

@@ -7,12 +7,6 @@ from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from rankdump.contract.events import OPEN, EventKind
-from rankdump.contract.findings import FindingKind
-from rankdumpd.coordinator.merge import merge
-from rankdumpd.coordinator.values import GlobalOrder
-
 from suites.order_jobs import (
     STEPS,
     WORLD,
@@ -24,6 +18,11 @@ from suites.order_jobs import (
     view_of,
 )
 from suites.order_rules import check, disagreeing
+
+from rankdump.contract.events import OPEN, EventKind
+from rankdump.contract.findings import FindingKind
+from rankdumpd.coordinator.merge import merge
+from rankdumpd.coordinator.values import GlobalOrder
 
 
 def expect_only_differences(result: GlobalOrder, expected: set[int]) -> None:
@@ -65,7 +64,11 @@ def test_the_order_does_not_depend_on_how_events_come(steps, random) -> None:
     once = {rank: batches(rank, events, 3) for rank, events in program.items()}
     again = {}
     for rank, events in program.items():
-        begun = [replace(e, end_position=OPEN, end_us=e.start_us) for e in events if random.random() < 0.5]
+        begun = [
+            replace(e, end_position=OPEN, end_us=e.start_us)
+            for e in events
+            if random.random() < 0.5
+        ]
         mixed = random.sample([*events, *begun], len(events) + len(begun))
         again[rank] = [*batches(rank, mixed, len(mixed) // 2), *once[rank]]
     one, two = merge(view_of(once)), merge(view_of(again))

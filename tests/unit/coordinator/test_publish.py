@@ -8,6 +8,7 @@ import stat
 from pathlib import Path
 
 import pytest
+from suites.order_jobs import view_of
 
 from rankdump.contract.errors import DamagedError
 from rankdump.contract.events import Event, EventColumns, EventKind, ProcessGroup
@@ -23,8 +24,6 @@ from rankdumpd.coordinator import publish
 from rankdumpd.coordinator.merge import merge
 from rankdumpd.coordinator.publish import Publisher
 from rankdumpd.coordinator.values import GlobalOrder
-
-from suites.order_jobs import view_of
 
 WORLD = ProcessGroup("world", (0, 1))
 

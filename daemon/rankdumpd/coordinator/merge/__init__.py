@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from rankdump.contract.findings import Finding, FindingKind
-from rankdumpd.coordinator.merge.absences import absence_findings, missing_members
+from rankdumpd.coordinator.merge.absences import Absence, absence_findings, missing_members
 from rankdumpd.coordinator.merge.clocks import corrections
 from rankdumpd.coordinator.merge.cycles import cycle_findings
 from rankdumpd.coordinator.merge.differences import difference_findings
@@ -47,12 +47,13 @@ def merge(view: IterationView) -> GlobalOrder:
         sequence = sequenced(table, match)
     gaps = gaps_of(table, view)
     missing = missing_members(table, match, sequence, gaps, view.excluded)
+    absence = Absence.of(table, match, missing)
     findings = (
         *_conflict_findings(table),
         *gap_findings(gaps),
         *difference_findings(table, match, sequence),
-        *absence_findings(table, match, missing, view),
-        *cycle_findings(table, match, sequence),
+        *absence_findings(table, match, absence, view),
+        *cycle_findings(table, match, sequence, absence.circles),
         *program_findings(table, gaps, view),
     )
     return GlobalOrder(

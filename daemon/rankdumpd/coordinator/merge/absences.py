@@ -2,21 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from rankdump.contract.events import Column, EventKind
 from rankdump.contract.findings import Finding, FindingKind
-from rankdumpd.coordinator.merge.gaps import Gaps
+from rankdumpd.coordinator.merge.gaps import Gaps, unfinished
 from rankdumpd.coordinator.merge.match import Match
 from rankdumpd.coordinator.merge.sequence import CallOrder
 from rankdumpd.coordinator.merge.table import NEVER, Table
-from rankdumpd.coordinator.merge.wording import CallWords, call_finding, call_words
+from rankdumpd.coordinator.merge.waits import Missing, standing_circles, waiting_ranks
+from rankdumpd.coordinator.merge.wording import call_finding, call_words
 from rankdumpd.coordinator.values import IterationView
 
-Missing = Mapping[int, tuple[int, ...]]
 _SILENT = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Absence:
+    """Who is missing, and what holds them up."""
+
+    missing: Missing
+    waiting: Mapping[int, int]
+    """The call that a rank waits in."""
+    circles: Sequence[tuple[int, ...]]
+    """Calls that wait for each other and go on waiting."""
+
+    @staticmethod
+    def of(table: Table, match: Match, missing: Missing) -> Absence:
+        """Return what holds the missing up."""
+        waiting = waiting_ranks(table, match)
+        return Absence(missing, waiting, standing_circles(missing, waiting))
+
+    def claims(self) -> Iterator[tuple[int, int]]:
+        """Yield each call with each rank that it misses, unless a circle already says so."""
+        circle_of = {call: circle for circle in self.circles for call in circle}
+        for call, ranks in self.missing.items():
+            for rank in ranks:
+                if call not in circle_of or self.waiting.get(rank) not in circle_of[call]:
+                    yield call, rank
 
 
 def missing_members(
@@ -74,15 +100,14 @@ _OTHER_END = {
 
 
 def absence_findings(
-    table: Table, match: Match, missing: Missing, view: IterationView
+    table: Table, match: Match, absence: Absence, view: IterationView
 ) -> Iterator[Finding]:
     """Say who is missing: once for each rank and group, with the first call and how many more."""
     calls: dict[tuple[int, int, bool], list[int]] = {}
-    for call, ranks in missing.items():
-        group = int(table.members["group"][match.of(call)[0]])
-        for rank in ranks:
-            key = (rank, group, bool(match.collective[call]))
-            calls.setdefault(key if rank in table.ranks else (rank, _SILENT, True), []).append(call)
+    for call, rank in absence.claims():
+        group = int(table.members["group"][match.first[call]])
+        key = (rank, group, bool(match.collective[call]))
+        calls.setdefault(key if rank in table.ranks else (rank, _SILENT, True), []).append(call)
     for (rank, group, collective), missed in calls.items():
         words = call_words(table, match, missed[0])
         more = f" and {len(missed) - 1} more after it" if len(missed) > 1 else ""
@@ -91,29 +116,27 @@ def absence_findings(
             text = f"rank {rank} reported nothing{far} but belongs to {words.text}{more}"
             yield call_finding(FindingKind.SILENT_RANK, text, words, ranks=(rank,))
         else:
-            yield _absence(table, rank, words, more, collective=collective, view=view)
+            last, did = _last_operator(table, rank)
+            if rank in absence.waiting:
+                did += f", and it waits in {call_words(table, match, absence.waiting[rank]).text}"
+            kind, text = _claim(rank, words.text + more, collective=collective, view=view)
+            yield call_finding(kind, f"{text}; {did}", words, ranks=(rank,), last=last)
 
 
-def _absence(
-    table: Table, rank: int, words: CallWords, more: str, *, collective: bool, view: IterationView
-) -> Finding:
+def _claim(
+    rank: int, call: str, *, collective: bool, view: IterationView
+) -> tuple[FindingKind, str]:
     """Say that a rank which executed other things is missing."""
-    last, did = _last_operator(table, rank)
-    unfinished = rank in view.late or (view.late_count > len(view.late) and rank not in view.spans)
     if view.provisional:
         arrived, end = "has not arrived so far at", "has no other end so far"
-    elif unfinished:
+    elif unfinished(view, rank):
         # It was not waited for any longer: what came of it later nobody knows.
         arrived, end = "had not arrived in time at", "had no other end in time"
     else:
         arrived, end = "never arrived at", "has no other end"
     if collective:
-        text = f"rank {rank} {arrived} {words.text}{more}; {did}"
-        kind = FindingKind.MISSING_MEMBER
-    else:
-        text = f"{words.text}{more} {end} on rank {rank}; {did}"
-        kind = FindingKind.LONE_MESSAGE
-    return call_finding(kind, text, words, ranks=(rank,), last=last)
+        return FindingKind.MISSING_MEMBER, f"rank {rank} {arrived} {call}"
+    return FindingKind.LONE_MESSAGE, f"{call} {end} on rank {rank}"
 
 
 def _last_operator(table: Table, rank: int) -> tuple[tuple[str, int], str]:

@@ -73,21 +73,28 @@ def corrections(
     groups = _exits(table, match, sequence, _clock_numbers(table, clocks, names))
     known: dict[int, Correction] = {}
     for exits in _by_connection(groups, known):
-        new = np.array([clock not in known for clock in exits.clock.tolist()])
-        measured = new if new.all() else ~new
-        corrected = exits.end_us.copy()
-        for clock in np.unique(exits.clock[~new]).tolist():
-            own = exits.clock == clock
-            corrected[own] += known[clock].at(exits.place[own])
-        places, middles = _middles(exits.place[measured], corrected[measured])
-        residual = (
-            middles[np.searchsorted(places, exits.place).clip(0, len(places) - 1)] - exits.end_us
-        )
-        usable = new & np.isin(exits.place, places)
+        usable, residual = _residuals(exits, known)
         for clock in np.unique(exits.clock[usable]).tolist():
             own = usable & (exits.clock == clock)
             known[clock] = Correction(exits.place[own], _levels(residual[own]))
     return {names[clock]: found for clock, found in sorted(known.items()) if found.levels.any()}
+
+
+def _residuals(exits: _Exits, known: Mapping[int, Correction]) -> tuple[Column, Column]:
+    """Return which exits tell something of a clock that is not known yet, and how far it is off.
+
+    Those of the known clocks measure it; where none is known, all measure each other.
+    """
+    new = np.array([clock not in known for clock in exits.clock.tolist()])
+    corrections = np.zeros(len(exits.end_us), "i8")
+    for clock in np.unique(exits.clock[~new]).tolist():
+        own = exits.clock == clock
+        corrections[own] = known[clock].at(exits.place[own])
+    measured = new if new.all() else ~new
+    ends = exits.end_us + corrections
+    places, middles = _middles(exits.place[measured], ends[measured])
+    found = np.searchsorted(places, exits.place).clip(0, len(places) - 1)
+    return new & (places[found] == exits.place), middles[found] - exits.end_us
 
 
 def clock_of(rank: int, clocks: Mapping[int, str]) -> str:

@@ -59,7 +59,8 @@ def _disagreements(
     """Yield what those members say differently; who leaves a thing unsaid contradicts nobody."""
     said = {field: table.members[field][members].tolist() for field in _SAID}
     kinds = [EventKind(kind) for kind in said["kind"]]
-    dtypes = [table.names[index] for index in said["dtype"]]
+    types: list[int] = said["dtype"]
+    dtypes = [table.names[index] for index in types]
     if collective and len(set(kinds)) > 1:
         # Two different operations met: their sizes have no reason to agree.
         operations = _sides([kind.name.lower() for kind in kinds], said["rank"])

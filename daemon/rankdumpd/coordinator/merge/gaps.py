@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rankdump.contract.events import Column
 from rankdump.contract.findings import Finding, FindingKind
 from rankdumpd.coordinator.merge.table import Table
 from rankdumpd.coordinator.values import IterationView
@@ -27,6 +28,13 @@ class Gaps:
         return any(first < high and last > low for first, last in self.holes.get(rank, ()))
 
 
+def unfinished(view: IterationView, rank: int) -> bool:
+    """Return whether a rank may still execute something of the iteration."""
+    if rank in view.spans:
+        return False
+    return view.provisional or rank in view.late or view.late_count > len(view.late)
+
+
 def gaps_of(table: Table, view: IterationView) -> Gaps:
     """Return what was lost of each rank.
 
@@ -44,12 +52,11 @@ def gaps_of(table: Table, view: IterationView) -> Gaps:
     return Gaps(holes)
 
 
-def _holes(positions: np.ndarray, span: Hole) -> tuple[Hole, ...]:
+def _holes(positions: Column, span: Hole) -> tuple[Hole, ...]:
     if span != (0, 0):
-        low, high = np.searchsorted(positions, np.array(span, positions.dtype), side="left")
-        positions = positions[
-            low : high + int(high < len(positions) and positions[high] == span[1])
-        ]
+        low = np.searchsorted(positions, np.array(span[0], positions.dtype), side="left")
+        high = np.searchsorted(positions, np.array(span[1], positions.dtype), side="right")
+        positions = positions[low:high]
     if not len(positions):
         return (span,) if span != (0, 0) and span[0] <= span[1] else ()
     ends = (int(positions[0]), int(positions[-1]))

@@ -9,7 +9,7 @@ import numpy as np
 
 from rankdump.contract.events import Column, EventKind
 from rankdump.contract.findings import Finding, FindingKind
-from rankdumpd.coordinator.merge.gaps import Gaps
+from rankdumpd.coordinator.merge.gaps import Gaps, unfinished
 from rankdumpd.coordinator.merge.meetings import meeting_ranks
 from rankdumpd.coordinator.merge.table import Table
 from rankdumpd.coordinator.merge.wording import ranks_words
@@ -41,13 +41,6 @@ def program_findings(table: Table, gaps: Gaps, view: IterationView) -> Iterator[
         programs = [_program(table, view, rank) for rank in ranks if rank not in gaps.holes]
         for alike in _agreeing(programs):
             yield from _differing(table, alike)
-
-
-def unfinished(view: IterationView, rank: int) -> bool:
-    """Return whether a rank may still execute something of the iteration."""
-    if rank in view.spans:
-        return False
-    return view.provisional or rank in view.late or view.late_count > len(view.late)
 
 
 def _program(table: Table, view: IterationView, rank: int) -> _Program:

@@ -29,7 +29,8 @@ class Texts:
         if len(found) and found.min() < 0:
             used = np.zeros(len(places), bool)
             used[indexes] = True
-            for at in np.flatnonzero(used & (places < 0)).tolist():
+            new: list[int] = np.flatnonzero(used & (places < 0)).tolist()
+            for at in new:
                 places[at] = self._index.setdefault(names[at], len(self._index))
             found = places[indexes]
         return found
@@ -56,7 +57,8 @@ class Groups:
         used, inverse = np.unique(indexes, return_inverse=True)
         own = self._groups_of(batch)
         places: list[int] = []
-        for text in used.tolist():
+        texts: list[int] = used.tolist()
+        for text in texts:
             name = batch.names[text]
             group = own.get(name) or self._of_others(rank, name)
             places.append(self._index.setdefault(group, len(self._index)))
