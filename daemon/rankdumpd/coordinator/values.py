@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from rankdump.contract.events import Column, EventColumns, EventKind, ProcessGroup
+from rankdump.contract.events import OPEN, Column, EventColumns, EventKind, ProcessGroup
+from rankdump.contract.findings import Finding
 from rankdump.contract.status import (
     ArrivalHint,
     IterationStatus,
@@ -86,15 +87,23 @@ class Calls:
     """
 
     columns: dict[str, Column]
-    """graph, name, kind, group (index into the groups), sequence, start_us, end_us."""
+    """graph, name, kind, group (index into the groups), sequence, element_count, dtype (index into
+    the names), start_us, end_us."""
     bounds: Column
     members: dict[str, Column]
-    """rank, start_us, end_us, position, end_position, stream, stall_us."""
+    """rank, start_us, end_us, position, end_position (OPEN for those that wait), stream,
+    stall_us."""
     missing: Mapping[int, tuple[int, ...]]
     """Members that should have taken part and did not, by call; calls without any are absent."""
 
     def __len__(self) -> int:
         return len(self.bounds) - 1
+
+    def waiting(self, call: int) -> tuple[int, ...]:
+        """Return the ranks that have arrived at a call and wait in it."""
+        members = slice(*self.bounds[call : call + 2])
+        opened = self.members["end_position"][members] == OPEN
+        return tuple(self.members["rank"][members][opened].tolist())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,7 +117,10 @@ class GlobalOrder:
     """One element per line: call (-1 for an operator), graph, name, rank, start_us, end_us,
     stream, position (in the rank's program; of a call its first member's)."""
     calls: Calls
-    findings: tuple[str, ...]
+    findings: tuple[Finding, ...]
+    skews: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Microseconds added to the times of a clock, last of all, because its members left their
+    collectives so much before or after the others; clocks that needed nothing are absent."""
 
     def __len__(self) -> int:
         return len(self.columns["call"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from suites.order_jobs import view_of
+
 from rankdump.contract.events import Event, EventColumns, EventKind, ProcessGroup
 from rankdumpd.coordinator.hints import arrival_hints, widest
 from rankdumpd.coordinator.merge import merge
@@ -21,7 +23,7 @@ def order(*arrivals: tuple[str, EventKind, list[int]], iteration: int = 2):
                       sequence=position, peer=peer)
             )  # fmt: skip
     columns = {rank: [EventColumns.of(events, (WORLD, PAIR))] for rank, events in programs.items()}
-    return merge(columns, iteration=iteration)
+    return merge(view_of(columns, iteration=iteration))
 
 
 REDUCE = EventKind.ALL_REDUCE
@@ -47,7 +49,7 @@ def test_no_spread_and_messages_give_no_hint() -> None:
     """Members that arrive at once, and sends and receives, are nothing to hint at."""
     assert arrival_hints(order(("world", REDUCE, [5, 5, 5])), job_id="j") == {}
     assert arrival_hints(order(("pair", EventKind.SEND, [5, 500])), job_id="j") == {}
-    assert arrival_hints(merge({}, iteration=0), job_id="j") == {}
+    assert arrival_hints(merge(view_of({}, iteration=0)), job_id="j") == {}
 
 
 def test_of_equal_spreads_the_first_stays() -> None:

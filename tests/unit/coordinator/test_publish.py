@@ -8,6 +8,7 @@ import stat
 from pathlib import Path
 
 import pytest
+from suites.order_jobs import view_of
 
 from rankdump.contract.errors import DamagedError
 from rankdump.contract.events import Event, EventColumns, EventKind, ProcessGroup
@@ -34,7 +35,8 @@ def order(iteration: int, name: str = 'Default/"a", b', operators: int = 1) -> G
     call = Event(
         1, iteration, 99, 99, "AllReduce", EventKind.ALL_REDUCE, 9, 12, group="world", sequence=3
     )
-    return merge({0: [EventColumns.of([*program, call], (WORLD,))]}, iteration=iteration)
+    events = {0: [EventColumns.of([*program, call], (WORLD,))]}
+    return merge(view_of(events, iteration=iteration))
 
 
 def rows(path: Path) -> list[dict[str, str]]:

@@ -7,24 +7,31 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from rankdump.contract.events import Column, EventKind
+from rankdump.contract.findings import Finding, FindingKind
 from rankdumpd.coordinator.merge.match import Match
 from rankdumpd.coordinator.merge.sequence import CallOrder
 from rankdumpd.coordinator.merge.table import Table
-from rankdumpd.coordinator.merge.wording import call_words, ranks_words
+from rankdumpd.coordinator.merge.wording import call_finding, call_words, ranks_words
 
 _UNEVEN = (EventKind.GATHER, EventKind.SCATTER, EventKind.ALL_TO_ALL)
 """Where members may rightly name different numbers of elements."""
+_Sides = dict[str, list[int]]
+"""Ranks by what they say."""
 
 
-def difference_findings(table: Table, match: Match, sequence: CallOrder) -> Iterator[str]:
+def difference_findings(table: Table, match: Match, sequence: CallOrder) -> Iterator[Finding]:
     """Say where members disagree on the kind, the element count or the element type."""
     suspect = _suspects(table, match)
     for call in sequence.order[suspect[sequence.order]].tolist():
-        rows = match.rows_of(call)
+        members = match.of(call)
         if match.send_of[call] >= 0:
-            rows = match.rows_of(int(match.send_of[call])) + rows
-        for words in _disagreements(table, rows, collective=bool(match.collective[call])):
-            yield f"members of {call_words(table, match, call)} disagree: {words}"
+            members = match.of(int(match.send_of[call])) + members
+        words = call_words(table, match, call)
+        collective = bool(match.collective[call])
+        for kind, sides in _disagreements(table, members, collective=collective):
+            said = ", ".join(f"{value} on {ranks_words(side)}" for value, side in sides.items())
+            text = f"members of {words.text} disagree: {said}"
+            yield call_finding(kind, text, words, ranks=_minority(sides))
 
 
 def _suspects(table: Table, match: Match) -> Column:
@@ -33,45 +40,55 @@ def _suspects(table: Table, match: Match) -> Column:
     if not len(match):
         return suspect
     starts = match.bounds[:-1]
-    first = match.first_rows
+    first = match.first
     for field in ("kind", "element_count", "dtype"):
-        values = table[field][match.rows]
+        values = table.members[field][match.members]
         differs = np.minimum.reduceat(values, starts) != np.maximum.reduceat(values, starts)
         if field == "element_count":
-            differs &= ~np.isin(table["kind"][first], _UNEVEN)
+            differs &= ~np.isin(table.members["kind"][first], _UNEVEN)
         suspect |= differs
         if field != "kind":
-            ends = table[field][first]
+            ends = table.members[field][first]
             suspect |= (match.send_of >= 0) & (ends != ends[match.send_of])
     return suspect
 
 
-def _disagreements(table: Table, rows: list[int], *, collective: bool) -> Iterator[str]:
+def _disagreements(
+    table: Table, members: list[int], *, collective: bool
+) -> Iterator[tuple[FindingKind, _Sides]]:
     """Yield what those members say differently; who leaves a thing unsaid contradicts nobody."""
-    ranks: list[int] = table["rank"][rows].tolist()
-    kinds = [EventKind(kind) for kind in table["kind"][rows].tolist()]
-    counts: list[int] = table["element_count"][rows].tolist()
-    types: list[int] = table["dtype"][rows].tolist()
+    said = {field: table.members[field][members].tolist() for field in _SAID}
+    kinds = [EventKind(kind) for kind in said["kind"]]
+    types: list[int] = said["dtype"]
     dtypes = [table.names[index] for index in types]
     if collective and len(set(kinds)) > 1:
         # Two different operations met: their sizes have no reason to agree.
-        yield _sides([kind.name.lower() for kind in kinds], ranks)
+        operations = _sides([kind.name.lower() for kind in kinds], said["rank"])
+        yield FindingKind.OPERATION_MISMATCH, operations
         return
     if kinds[0] not in _UNEVEN:
-        said = zip(counts, dtypes, strict=True)
-        sizes = [f"{count} elements" if count or dtype else "" for count, dtype in said]
-        yield from _differing(sizes, ranks)
-    yield from _differing(dtypes, ranks)
+        each = zip(said["element_count"], dtypes, strict=True)
+        sizes = [f"{count} elements" if count or dtype else "" for count, dtype in each]
+        sides = _sides(sizes, said["rank"])
+        if len(sides) > 1:
+            yield FindingKind.SIZE_MISMATCH, sides
+    sides = _sides(dtypes, said["rank"])
+    if len(sides) > 1:
+        yield FindingKind.DTYPE_MISMATCH, sides
 
 
-def _differing(values: Sequence[str], ranks: Sequence[int]) -> Iterator[str]:
-    said = [(value, rank) for value, rank in zip(values, ranks, strict=True) if value]
-    if len({value for value, _ in said}) > 1:
-        yield _sides([value for value, _ in said], [rank for _, rank in said])
+_SAID = ("kind", "element_count", "dtype", "rank")
 
 
-def _sides(values: Sequence[str], ranks: Sequence[int]) -> str:
-    sides: dict[str, list[int]] = {}
+def _sides(values: Sequence[str], ranks: Sequence[int]) -> _Sides:
+    sides: _Sides = {}
     for value, rank in zip(values, ranks, strict=True):
-        sides.setdefault(value, []).append(rank)
-    return ", ".join(f"{value} on {ranks_words(side)}" for value, side in sides.items())
+        if value:
+            sides.setdefault(value, []).append(rank)
+    return sides
+
+
+def _minority(sides: _Sides) -> tuple[int, ...]:
+    """Return the ranks that do not say what most say; of equals the first counts."""
+    most = max(sides.values(), key=len)
+    return tuple(sorted(rank for side in sides.values() if side is not most for rank in side))

@@ -16,10 +16,10 @@ _COLLECTIVE, _SEND, _RECEIVE = 0, 1, 2
 class Match:
     """Calls, numbered from 0: each is a collective with all its members, a send or a receive."""
 
-    rows: Column
-    """Rows of the table, call by call, each call's in the order of their ranks."""
+    members: Column
+    """Members of the table, call by call, each call's in the order of their ranks."""
     bounds: Column
-    """The rows of call i are the elements `bounds[i]` to `bounds[i + 1]`."""
+    """The members of call i are the elements `bounds[i]` to `bounds[i + 1]`."""
     send_of: Column
     """The send that a receive waits for; -1 for all other calls."""
     collective: Column
@@ -29,14 +29,14 @@ class Match:
         return len(self.bounds) - 1
 
     @property
-    def first_rows(self) -> Column:
-        """Row of each call on the lowest rank that took part."""
-        return self.rows[self.bounds[:-1]]
+    def first(self) -> Column:
+        """Member of each call on the lowest rank that took part."""
+        return self.members[self.bounds[:-1]]
 
-    def rows_of(self, call: int) -> list[int]:
-        """Return the rows of one call."""
+    def of(self, call: int) -> list[int]:
+        """Return the members of one call."""
         low, high = self.bounds[call : call + 2]
-        return self.rows[low:high].tolist()
+        return self.members[low:high].tolist()
 
 
 def matched(table: Table) -> Match:
@@ -45,15 +45,14 @@ def matched(table: Table) -> Match:
     Members of a collective agree on group and sequence; the two ends of a message on group,
     sender, receiver and sequence. A number that a rank repeats makes a call of its own.
     """
-    rows = np.flatnonzero(table["kind"] != int(EventKind.OPERATOR))
-    kind, rank = table["kind"][rows], table["rank"][rows]
-    role = np.full(len(rows), _COLLECTIVE)
+    kind, rank = table.members["kind"], table.members["rank"]
+    role = np.full(len(kind), _COLLECTIVE, "i1")
     role[kind == int(EventKind.SEND)] = _SEND
     role[kind == int(EventKind.RECV)] = _RECEIVE
-    peer = table["peer"][rows].astype("i8")
+    peer = table.members["peer"].astype("i8")
     sender = np.select([role == _SEND, role == _RECEIVE], [rank, peer], -1)
     receiver = np.select([role == _SEND, role == _RECEIVE], [peer, rank], -1)
-    message = [table["group"][rows], sender, receiver, table["sequence"][rows]]
+    message = [table.members["group"], sender, receiver, table.members["sequence"]]
 
     order = _ordered([*message, role])
     turn = _turns(_changes([key[order] for key in (*message, role, rank)]))
@@ -64,10 +63,10 @@ def matched(table: Table) -> Match:
     same_message = ~_changes([*(key[order] for key in message), turn])
     role = role[order]
     starts = np.flatnonzero(~same_message | _changes([role]))
-    bounds = np.append(starts, len(rows))
+    bounds = np.append(starts, len(kind))
     answers = (role[starts] == _RECEIVE) & same_message[starts]
     send_of = np.where(answers, np.arange(len(starts)) - 1, -1)
-    return Match(rows[order], bounds, send_of, role[starts] == _COLLECTIVE)
+    return Match(order, bounds, send_of, role[starts] == _COLLECTIVE)
 
 
 def _ordered(keys: list[Column]) -> Column:

@@ -31,23 +31,63 @@ class CallOrder:
 def sequenced(table: Table, match: Match) -> CallOrder:
     """Return the order of the calls of a table."""
     times = _times(table, match)
-    order, cycles = _Sequencer(table, match, times).run()
-    ordered = np.array(order, dtype="i8")
-    index = np.empty(len(ordered), dtype="i8")
-    index[ordered] = np.arange(len(ordered))
+    first = match.first
+    keys = (times, table.members["rank"][first], table.members["position"][first])
+    by_age = np.lexsort((*keys[::-1],))
+    cycles: list[tuple[int, ...]] = []
+    if _keeps_rules(table, match, by_age):
+        # Always letting the oldest go that nothing holds up would give the same.
+        ordered = by_age
+    else:
+        lines = zip(*(key.tolist() for key in (*keys, np.arange(len(match)))), strict=True)
+        order, cycles = _Sequencer(table, match, list(lines)).run()
+        ordered = np.array(order, dtype="i8")
     # Whatever had to come first did, so the latest time so far is the latest of all before.
-    return CallOrder(ordered, index, np.maximum.accumulate(times[ordered]), tuple(cycles))
+    latest = np.maximum.accumulate(times[ordered])
+    return CallOrder(ordered, _places(ordered), latest, tuple(cycles))
+
+
+def _places(order: Column) -> Column:
+    places = np.empty(len(order), dtype="i8")
+    places[order] = np.arange(len(order))
+    return places
 
 
 def _times(table: Table, match: Match) -> Column:
     """Return for each call the start of the last event that a member began before its end."""
     if not len(match):
         return np.empty(0, dtype="i8")
-    last = np.zeros(len(table["position"]), dtype="i8")
-    for rows in table.ranks.values():
-        ends = table["end_position"][rows]
-        last[rows] = rows.start + np.searchsorted(table["position"][rows], ends, side="right") - 1
-    return np.maximum.reduceat(table["time_us"][last[match.rows]], match.bounds[:-1])
+    ends, last = table.members["end_position"], np.empty(len(match.members), dtype="i8")
+    for rank, own in table.member_ranks.items():
+        rows = table.ranks[rank]
+        before = np.searchsorted(table["position"][rows], ends[own], side="right")
+        last[own] = rows.start + before - 1
+    return np.maximum.reduceat(table["time_us"][last[match.members]], match.bounds[:-1])
+
+
+def _keeps_rules(table: Table, match: Match, order: Column) -> bool:
+    """Return whether nothing in that order stands before what it must follow."""
+    place = _places(order)
+    answers = np.flatnonzero(match.send_of >= 0)
+    if np.any(place[match.send_of[answers]] > place[answers]):
+        return False
+    place = place[calls_of_members(match)]
+    members = table.members
+    for own in table.member_ranks.values():
+        ends, positions, places = members["end_position"][own], members["position"][own], place[own]
+        by_end = np.argsort(ends, kind="stable")
+        before = np.searchsorted(ends[by_end], positions, side="left")
+        latest = np.maximum.accumulate(np.append(-1, places[by_end]))
+        if np.any(latest[before] > places):
+            return False
+    return True
+
+
+def calls_of_members(match: Match) -> Column:
+    """Return the call of each member of the table."""
+    calls = np.empty(len(match.members), dtype="i8")
+    calls[match.members] = np.repeat(np.arange(len(match)), np.diff(match.bounds))
+    return calls
 
 
 class _Lane:
@@ -76,10 +116,8 @@ class _Lane:
 class _Sequencer:
     """Lets one call after the other go, the oldest first of those that nothing holds up."""
 
-    def __init__(self, table: Table, match: Match, times: Column) -> None:
-        first = match.first_rows
-        keys = (times, table["rank"][first], table["position"][first], np.arange(len(match)))
-        self._keys = list(zip(*(key.tolist() for key in keys), strict=True))
+    def __init__(self, table: Table, match: Match, keys: list[tuple[int, int, int, int]]) -> None:
+        self._keys = keys
         self._send_of: list[int] = match.send_of.tolist()
         self._receive_of = {send: call for call, send in enumerate(self._send_of) if send >= 0}
         self._pending: list[int] = (np.diff(match.bounds) + (match.send_of >= 0)).tolist()
@@ -135,15 +173,11 @@ class _Sequencer:
 
 def _lanes(table: Table, match: Match) -> tuple[list[_Lane], list[list[tuple[_Lane, int]]]]:
     """Return the lane of every rank, and where in which lanes each call stands."""
-    calls = np.repeat(np.arange(len(match)), np.diff(match.bounds))
-    by_row = np.argsort(match.rows, kind="stable")
-    calls, rows = calls[by_row], match.rows[by_row]
+    calls = calls_of_members(match)
     lanes: list[_Lane] = []
     members: list[list[tuple[_Lane, int]]] = [[] for _ in range(len(match))]
-    for span in table.ranks.values():
-        low, high = np.searchsorted(rows, (span.start, span.stop))
-        own = rows[low:high]
-        lane = _Lane(calls[low:high], table["position"][own], table["end_position"][own])
+    for own in table.member_ranks.values():
+        lane = _Lane(calls[own], table.members["position"][own], table.members["end_position"][own])
         for place, call in enumerate(lane.calls):
             members[call].append((lane, place))
         lanes.append(lane)

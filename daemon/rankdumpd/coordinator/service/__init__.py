@@ -113,7 +113,7 @@ class Coordinator:
 
     def _publish(self, view: IterationView, order: GlobalOrder) -> None:
         job_id = view.job_id
-        findings = [*_lateness(view), *order.findings]
+        findings = [*_lateness(view), *(finding.text for finding in order.findings)]
         problem = self._publisher.append(order, job_id=job_id, root=view.root)
         self._unpublished += bool(problem)
         problems = (problem, self._publisher.note(findings, job_id=job_id))
@@ -123,7 +123,7 @@ class Coordinator:
 
 
 def _merged(view: IterationView) -> GlobalOrder:
-    return merge(view.events, iteration=view.iteration, excluded=view.excluded)
+    return merge(view)
 
 
 def _lateness(view: IterationView) -> Iterator[str]:
