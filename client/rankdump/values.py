@@ -12,6 +12,7 @@ from rankdump.contract.exchange import RecordHead
 from rankdump.contract.graph import GraphNode, GraphParameter
 from rankdump.contract.key import Side
 from rankdump.contract.plan import Precision
+from rankdump.contract.timeouts import GroupTimeout
 
 
 class TensorSource(Protocol):
@@ -165,6 +166,24 @@ class Collective:
     """Global rank at the other end of a send or receive."""
 
 
+@dataclass(slots=True, eq=False)
+class Begun:
+    """An event that has started; only the trace looks inside.
+
+    Not frozen for one number, which is known late.
+    """
+
+    position: int
+    start_us: int
+    graph: int
+    name: str
+    collective: Collective | None
+    stall_us: int
+    """Of a collective: how long dumping had held the rank up by then."""
+    iteration: int = -1
+    """The one it was reported in while it was open; -1 as long as it was not."""
+
+
 class Recorder(Protocol):
     """What an adapter may ask of a session.
 
@@ -225,19 +244,21 @@ class Recorder(Protocol):
         """Take what an operator was configured with, if the plan selects the operator."""
         ...
 
-    def started(self) -> tuple[int, int]:
-        """Advance the rank's program by one event; return its position and the time in us."""
+    def started(self, *, graph: int, name: str, collective: Collective | None = None) -> Begun:
+        """Advance the rank's program by one event, which is to be finished whatever happens."""
         ...
 
     def finished(
-        self,
-        begun: tuple[int, int],
-        *,
-        graph: int,
-        name: str,
-        collective: Collective | None = None,
+        self, begun: Begun, *, name: str = "", collective: Collective | None = None
     ) -> None:
-        """Record an event begun earlier as complete now; from any thread."""
+        """Record an event begun earlier as complete now; from any thread.
+
+        Name and collective are given when only the end has shown them.
+        """
+        ...
+
+    def limited(self, timeout: GroupTimeout) -> None:
+        """Say what a process group that is used was made with, as often as is convenient."""
         ...
 
     def warn_once(self, message: str) -> None:

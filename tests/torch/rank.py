@@ -139,7 +139,7 @@ def asynchronous(rank: int, recorder: FakeRecorder) -> object:
     answer = type(work).__name__, work.wait(), tensor.tolist()
     followed = all_reduce(tensor, async_op=True).get_future().wait()[0].tolist()
     scattered = dist.reduce_scatter(torch.zeros(1), [torch.ones(1)] * 2, async_op=True)
-    recorder.started()  # something else runs meanwhile
+    recorder.started(graph=0, name="x")  # something else runs meanwhile
     assert scattered is not None
     scattered.wait()
     overlapped = recorder.events[-1].end_position - recorder.events[-1].position

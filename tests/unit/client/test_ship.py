@@ -34,7 +34,8 @@ class Watched:
             address,
             on_taken=self.taken.append,
             on_torn=lambda _head: None,
-            on_idle=lambda: None,
+            on_tick=lambda: None,
+            on_warning=lambda _: None,
             on_link=lambda link, _reason: self.links.append(link),
             on_stream=lambda _reason: None,
         )
@@ -130,7 +131,8 @@ def test_a_refusal_is_final_and_has_its_reason(running: Running, tmp_path):
         running.address,
         on_taken=lambda _s: None,
         on_torn=lambda _head: None,
-        on_idle=lambda: None,
+        on_tick=lambda: None,
+        on_warning=lambda _: None,
         on_link=lambda _link, reason: said.append(reason),
         on_stream=lambda _reason: None,
     )
@@ -171,7 +173,8 @@ def test_events_are_handed_over_when_nothing_else_moves(running: Running, tmp_pa
         running.address,
         on_taken=lambda _s: None,
         on_torn=lambda _head: None,
-        on_idle=asked.set,
+        on_tick=asked.set,
+        on_warning=lambda _: None,
         on_link=lambda _link, _reason: None,
         on_stream=lambda _reason: None,
     )
