@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from threading import get_ident
 
 from rankdump.contract.exchange import IterationEnd
 
@@ -102,11 +103,11 @@ class Stalls:
 
     def begin(self) -> None:
         """Note that this thread is held up from now on."""
-        self._since[threading.get_ident()] = self._clock_ns()
+        self._since[get_ident()] = self._clock_ns()
 
     def end(self) -> None:
         """Note that it no longer is."""
-        self._ended.append(self._clock_ns() - self._since.pop(threading.get_ident()))
+        self._ended.append(self._clock_ns() - self._since.pop(get_ident()))
         if len(self._ended) >= _STALLS_AT_ONCE:
             with self._lock:
                 self._gather()

@@ -6,6 +6,7 @@ import math
 import threading
 from collections.abc import Callable, Mapping
 from numbers import Real
+from typing import cast
 
 from rankdump.contract.timeouts import GroupTimeout, Timeouts
 
@@ -55,11 +56,14 @@ def fault_of_limit(name: object, seconds: object) -> str:
         return f"name {_shown(name)}; allowed: letters, digits and _"
     if len(name) > MAX_NAME:
         return f"name of {len(name)} characters; allowed: up to {MAX_NAME}"
-    number = float(seconds) if isinstance(seconds, Real) else math.nan
+    number = cast("float", seconds) if isinstance(seconds, Real) else math.nan
     if isinstance(seconds, bool) or not 0 <= number < MAX_SECONDS:
         return f"{name} of {_shown(seconds)}; allowed: seconds from 0 (never) to {MAX_SECONDS - 1}"
     return ""
 
 
 def _shown(value: object) -> str:
-    return repr(value)[:MAX_NAME]
+    try:
+        return repr(value)[:MAX_NAME]
+    except Exception:  # the script's own object decides
+        return type(value).__name__
