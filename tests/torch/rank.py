@@ -339,11 +339,14 @@ def raising(rank: int, world: int) -> Result:
 
     loss = ddp(torch.zeros(1, dtype=torch.int64)).sum()
     dist.ProcessGroup.allreduce = refused
+    result: Result = {}
     try:
         loss.backward()
     except RuntimeError as error:
-        result = {"error": str(error).splitlines()[0]}
-    return result | {"open": sorted(recorder.open), "events": events(recorder)}
+        result["error"] = str(error).splitlines()[0]
+    result["open"] = sorted(recorder.open)
+    result["events"] = events(recorder)
+    return result
 
 
 # -- a session of its own

@@ -27,7 +27,7 @@ from rankdump.pipeline.choices import (
 from rankdump.pipeline.course import Course
 from rankdump.pipeline.declaring import Declaring
 from rankdump.pipeline.farewell import farewell_of, run_of
-from rankdump.pipeline.limits import Limits, fault_of_limit
+from rankdump.pipeline.limits import Limits
 from rankdump.pipeline.outlet import Outlet
 from rankdump.pipeline.reading import COPY_FAILED, Reading
 from rankdump.pipeline.recording import Recording
@@ -89,7 +89,7 @@ class Pipeline:
             stalls=self._stalls,
             submit=self._ship.submit,
         )
-        self._limits = Limits(variables or {}, self._ship.submit)
+        self._limits = Limits(variables or {}, self._ship.submit, self._voice.once)
         self._outlet = Outlet(
             accounts=self._accounts,
             stalls=self._stalls,
@@ -155,11 +155,8 @@ class Pipeline:
 
     def limit(self, name: str, seconds: float) -> None:
         """Take a limit to communication that no variable says."""
-        fault = fault_of_limit(name, seconds)
-        if fault:
-            self._voice.once(f"limit: {fault}")
-        elif not self._in_child:
-            self._limits.limit(name, float(seconds))
+        if not self._in_child:
+            self._limits.limit(name, seconds)
 
     def describe_again(self) -> None:
         """Let operators be described once more: a model was added."""

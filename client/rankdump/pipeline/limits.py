@@ -17,10 +17,16 @@ MAX_SECONDS = 2**31
 class Limits:
     """The limits of one session; safe to use from several threads."""
 
-    def __init__(self, variables: Mapping[str, str], declare: Callable[[Timeouts], None]) -> None:
+    def __init__(
+        self,
+        variables: Mapping[str, str],
+        declare: Callable[[Timeouts], None],
+        warn: Callable[[str], None],
+    ) -> None:
         """`variables` are those of the environment that set a limit."""
         self._variables = dict(variables)
         self._declare = declare
+        self._warn = warn
         self._groups: dict[tuple[str, str], GroupTimeout] = {}
         self._limits: dict[str, float] = {}
         self._lock = threading.Lock()
@@ -39,10 +45,14 @@ class Limits:
                 self._say()
 
     def limit(self, name: str, seconds: float) -> None:
-        """Take a limit that no variable says."""
+        """Take a limit that no variable says; one that cannot be is a warning."""
+        fault = _fault_of(name, seconds)
+        if fault:
+            self._warn(f"limit: {fault}")
+            return
         with self._lock:
             if self._limits.get(name) != seconds:
-                self._limits[name] = seconds
+                self._limits[name] = float(seconds)
                 self._say()
 
     def _say(self) -> None:
@@ -50,8 +60,8 @@ class Limits:
         self._declare(Timeouts(dict(self._variables), groups, dict(self._limits)))
 
 
-def fault_of_limit(name: object, seconds: object) -> str:
-    """Return what is wrong with a limit that a script gives; empty when nothing is."""
+def _fault_of(name: object, seconds: object) -> str:
+    """Return what is wrong with a limit; empty when nothing is."""
     if not (isinstance(name, str) and name.isascii() and name.isidentifier()):
         return f"name {_shown(name)}; allowed: letters, digits and _"
     if len(name) > MAX_NAME:

@@ -64,7 +64,7 @@ def test_a_limit_of_the_script_and_a_group_in_use_are_declared_with_all_there_is
 
 def test_a_group_that_is_made_anew_takes_the_place_of_the_old():
     said: list[Timeouts] = []
-    limits = Limits({}, said.append)
+    limits = Limits({}, said.append, pytest.fail)
     limits.start()
     limits.group(GLOO)
     limits.group(GroupTimeout("0", "nccl", 1))
@@ -111,7 +111,7 @@ def test_a_bad_limit_is_one_warning(running, tmp_path, caplog, name, seconds):
 
 
 def test_without_a_plan_a_limit_means_nothing(caplog):
-    rankdump.Session().limit("x", "y")
+    rankdump.Session().limit("", -1)
     assert not caplog.records
 
 

@@ -245,7 +245,7 @@ def test_every_position_is_complete_or_open_by_the_end_of_its_iteration(steps):
             iteration += 1
             trace.begin_iteration(iteration)
         elif running:
-            trace.finished(running.pop(step[1] % len(running)))
+            trace.finished(running.pop(int(step[1]) % len(running)))
     for begun in running:
         trace.finished(begun)
     reports.take(trace.take())
