@@ -12,9 +12,9 @@ What was written is read back with `rankdump.open(path)`.
 
 from typing import TYPE_CHECKING
 
-from rankdump.session import Session, attach, dump_start, dump_stop, set_dump
+from rankdump.session import Session, attach, dump_start, dump_stop, limit, set_dump
 
-__all__ = ["Session", "attach", "dump_start", "dump_stop", "open", "set_dump"]
+__all__ = ["Session", "attach", "dump_start", "dump_stop", "limit", "open", "set_dump"]
 
 if TYPE_CHECKING:
     # The public name is the one that `h5py` and others of its kind have.

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from rankdump.contract.errors import ConfigError
 from rankdump.contract.exchange import SessionRequest
+from rankdump.contract.timeouts import VARIABLES
 
 DEFAULT_AGENT = "unix:/run/rankdump/agent.sock"
 """Where the agent of a host answers unless RANKDUMP_AGENT says otherwise."""
@@ -23,6 +24,7 @@ _RANK = ("RANK", "RANK_ID", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 _WORLD_SIZE = ("WORLD_SIZE", "RANK_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS")
 # MindSpore compares support_device with DEVICE_ID, so an explicit one wins over the local rank.
 _DEVICE = ("DEVICE_ID", "LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
+_MAX_TEXT = 256
 _JOB = ("RANKDUMP_JOB_ID", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID")
 
 
@@ -48,6 +50,17 @@ def identify(environ: Mapping[str, str]) -> Identity:
         device=_number(environ, _DEVICE, 0),
         job_id=job,
     )
+
+
+def limits_in(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that say how long communication may wait, as far as they are set.
+
+    What is no text is replaced and what is endless is cut: no limit is either.
+    """
+    found = {name: environ[name] for name in VARIABLES if environ.get(name)}
+    return {
+        name: text[:_MAX_TEXT].encode("utf-8", "replace").decode() for name, text in found.items()
+    }
 
 
 def _number(environ: Mapping[str, str], names: tuple[str, ...], default: int) -> int:

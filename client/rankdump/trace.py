@@ -12,15 +12,21 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from rankdump.contract.events import COLUMN_TYPES, EventColumns, EventKind, ProcessGroup
-from rankdump.values import Collective
+from rankdump.contract.events import COLUMN_TYPES, OPEN, EventColumns, EventKind, ProcessGroup
+from rankdump.values import Begun, Collective
 
 FLUSH_EVENTS = 4096
+OPEN_AFTER_US = 1_000_000
+"""A collective or message that takes longer is handed over before it is complete."""
+STALL_NEWS_US = 1_000_000
+"""A stall that grew by this much is told, though no event is there to carry it."""
 _OPERATOR = Collective(EventKind.OPERATOR, ProcessGroup("", ()), 0)
-_FIELDS = ("graph", "iteration", "position", "end_position", "start_us", "end_us")
+_FIELDS = ("graph", "iteration", "position", "end_position", "start_us", "end_us", "stall_us")
 """What every event has a number for, in the order of a row; after them its name and what it is."""
 
-_Row = tuple[int, int, int, int, int, int, str, Collective]
+_Row = tuple[int, int, int, int, int, int, int, str, Collective]
+_Ended = tuple[Begun, int, int, str, Collective | None]
+"""What began, where the program was and when it was complete, its name, and what it was."""
 
 
 def now_us() -> int:
@@ -28,72 +34,142 @@ def now_us() -> int:
     return time.time_ns() // 1000
 
 
+def _no_stall() -> int:
+    return 0
+
+
 class Trace:
     """The program of one rank; safe to use from several threads. Without `keeps` it only counts.
 
-    Operators take no lock: what they do to a counter, a list and a tuple is one step each.
+    Operators take no lock: what they do to a counter, a list and a dictionary is one step each.
+    Every event is handed over as complete, or as open and later as complete; by the end of its
+    iteration all have been.
     """
 
-    def __init__(self, clock_us: Callable[[], int] = now_us, *, keeps: bool = True) -> None:
+    def __init__(
+        self,
+        clock_us: Callable[[], int] = now_us,
+        *,
+        stalled_us: Callable[[], int] = _no_stall,
+        keeps: bool = True,
+    ) -> None:
+        """`stalled_us` says how long dumping has held the rank up so far."""
         self._clock_us = clock_us
+        self._stalled_us = stalled_us
+        self._keeps = keeps
         self._lock = threading.Lock()
         self._positions = itertools.count(1)
-        self._position = 0
-        self._era = (0, 0, 0)
-        """The iteration before, up to which position it went, and the one that runs."""
-        self._keeps = keeps
-        self._pending: list[_Row] = []
+        self._position = self._handed_position = 0
+        self._boundary = 0
+        """Up to which position the iteration before went."""
+        self._earlier = self._running = 0
+        self._ended: list[_Ended] = []
+        self._unreported: dict[int, Begun] = {}
+        """By position: handed over neither as complete nor as open."""
         self._groups: dict[str, ProcessGroup] = {}
+        self._stall_told_us = 0
 
     def begin_iteration(self, iteration: int) -> None:
         """Count what starts from now on to that iteration."""
-        self._era = (self._era[2], self._position, iteration)
+        self._running = iteration
 
-    def started(self) -> tuple[int, int]:
-        """Advance the program by one event; return its position and the time."""
+    def end_iteration(self) -> tuple[int, int]:
+        """End the running iteration; return its first and last position, both 0 without any.
+
+        What of it is still open leaves with the next `take`.
+        """
+        with self._lock:
+            first, self._earlier = self._boundary + 1, self._running
+            # Of two threads that start at once the smaller position may have been noted last.
+            self._boundary = max(self._position, self._handed_position)
+            last = self._boundary
+        return (first, last) if self._keeps and first <= last else (0, 0)
+
+    def started(self, *, graph: int, name: str, collective: Collective | None = None) -> Begun:
+        """Advance the program by one event."""
         position = self._position = next(self._positions)
-        return position, self._clock_us()
+        stall_us = 0 if collective is None else self._stalled_us()
+        begun = Begun(position, self._clock_us(), graph, name, collective, stall_us)
+        if self._keeps:
+            self._unreported[position] = begun
+        return begun
 
     def finished(
-        self, begun: tuple[int, int], *, graph: int, name: str, collective: Collective | None
+        self, begun: Begun, *, name: str = "", collective: Collective | None = None
     ) -> bool:
         """Record an event as complete now; return whether it is time to hand over."""
         if not self._keeps:
             return False
-        earlier, boundary, running = self._era
-        position, start_us = begun
-        if collective is not None:
-            with self._lock:
-                self._groups[collective.group.name] = collective.group
-        pending = self._pending
-        pending.append(
-            (
-                graph,
-                # What began before the step belongs to the iteration it began in.
-                earlier if position <= boundary else running,
-                position,
-                # Two threads that start at once may leave the smaller of their positions.
-                max(position, self._position),
-                start_us,
-                self._clock_us(),
-                name,
-                collective or _OPERATOR,
-            )
-        )
-        return len(pending) >= FLUSH_EVENTS
+        # Two threads that start at once may leave the smaller of their positions.
+        end = max(begun.position, self._position)
+        what = collective or begun.collective
+        self._ended.append((begun, end, self._clock_us(), name or begun.name, what))
+        return len(self._ended) >= FLUSH_EVENTS
 
     def take(self) -> EventColumns | None:
-        """Hand over the pending events; None when there are none."""
+        """Hand over what is complete, and what is open and may not wait; None without news.
+
+        Open calls wait for OPEN_AFTER_US, anything else for the end of its iteration.
+        """
+        if not self._keeps:
+            return None
+        stalled_us = self._stalled_us()
         with self._lock:
-            # The list stays the same one: another thread may be about to append to it.
-            rows = self._pending[:]
-            del self._pending[: len(rows)]
+            # What is complete goes first: no batch has an event twice.
+            rows = self._complete()
+            rows += self._open()
+            if not rows and stalled_us - self._stall_told_us < STALL_NEWS_US:
+                return None
+            self._stall_told_us = stalled_us
+            self._handed_position = max(self._handed_position, *(row[2] for row in rows), 0)
+            whats = (row[-1] for row in rows if row[-1] is not _OPERATOR)
+            self._groups.update((what.group.name, what.group) for what in whats)
             groups = tuple(self._groups.values())
-        return _columns(rows, groups) if rows else None
+        return _columns(rows, groups, stalled_us)
+
+    def _complete(self) -> list[_Row]:
+        # The list stays the same one: another thread may be about to append to it.
+        ended = self._ended[:]
+        del self._ended[: len(ended)]
+        for begun, *_ in ended:
+            self._unreported.pop(begun.position, None)
+        return [self._row(*each) for each in ended]
+
+    def _open(self) -> list[_Row]:
+        rows: list[_Row] = []
+        waiting = list(self._unreported.values())
+        now = self._clock_us() if waiting else 0
+        for begun in waiting:
+            if begun.position <= self._boundary or _takes_long(begun, now):
+                del self._unreported[begun.position]
+                row = self._row(begun, OPEN, begun.start_us, begun.name, begun.collective)
+                begun.iteration = row[1]
+                rows.append(row)
+        return rows
+
+    def _row(
+        self, begun: Begun, end_position: int, end_us: int, name: str, what: Collective | None
+    ) -> _Row:
+        iteration = begun.iteration
+        if iteration < 0:
+            # What began before the step belongs to the iteration it began in.
+            iteration = self._earlier if begun.position <= self._boundary else self._running
+        numbers = (begun.graph, iteration, begun.position, end_position, begun.start_us, end_us)
+        return (*numbers, begun.stall_us, name, what or _OPERATOR)
 
 
-def _columns(rows: list[_Row], groups: tuple[ProcessGroup, ...]) -> EventColumns:
-    *numbers, names, whats = zip(*rows, strict=True)
+def _takes_long(begun: Begun, now_us: int) -> bool:
+    """Return whether a call is to be told of before it is complete.
+
+    The clock may have been set back meanwhile: then it is told at once.
+    """
+    return begun.collective is not None and not 0 <= now_us - begun.start_us < OPEN_AFTER_US
+
+
+def _columns(
+    rows: Sequence[_Row], groups: tuple[ProcessGroup, ...], stalled_us: int
+) -> EventColumns:
+    *numbers, names, whats = zip(*rows, strict=True) if rows else [()] * (len(_FIELDS) + 2)
     table = {"": 0}
     found: dict[str, Sequence[int]] = {}
     found.update(zip(_FIELDS, numbers, strict=True))
@@ -111,4 +187,4 @@ def _columns(rows: list[_Row], groups: tuple[ProcessGroup, ...]) -> EventColumns
         else np.full(len(rows), usual.get(field, 0), code)
         for field, code in COLUMN_TYPES.items()
     }
-    return EventColumns(tuple(table), groups, columns)
+    return EventColumns(tuple(table), groups, columns, stalled_us)

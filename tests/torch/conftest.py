@@ -15,7 +15,8 @@ from rankdump.adapters.torch import attach
 from rankdump.contract.dtypes import element_type
 from rankdump.contract.graph import GraphNode, GraphParameter
 from rankdump.contract.key import Side
-from rankdump.values import Collective, IterationHook, Observation
+from rankdump.contract.timeouts import GroupTimeout
+from rankdump.values import Begun, Collective, IterationHook, Observation
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,9 @@ class FakeRecorder:
     configured: dict[str, dict[str, str]] = field(default_factory=dict)
     asked: int = 0
     position: int = 0
+    open: dict[int, Begun] = field(default_factory=dict)
+    """What began and is not complete, by position."""
+    limits: dict[str, GroupTimeout] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def wants(self, op_name: str, side: Side) -> bool:
@@ -115,21 +119,24 @@ class FakeRecorder:
         assert op_name not in self.configured
         self.configured[op_name] = dict(values)
 
-    def started(self) -> tuple[int, int]:
+    def started(self, *, graph: int, name: str, collective: Collective | None = None) -> Begun:
         with self.lock:
             self.position += 1
-            return self.position, self.position
+            begun = Begun(self.position, self.position, graph, name, collective, 0)
+            self.open[begun.position] = begun
+            return begun
 
     def finished(
-        self,
-        begun: tuple[int, int],
-        *,
-        graph: int,
-        name: str,
-        collective: Collective | None = None,
+        self, begun: Begun, *, name: str = "", collective: Collective | None = None
     ) -> None:
         with self.lock:
-            self.events.append(Finished(begun[0], self.position, name, graph, collective))
+            del self.open[begun.position]
+            what = collective or begun.collective
+            name = name or begun.name
+            self.events.append(Finished(begun.position, self.position, name, begun.graph, what))
+
+    def limited(self, timeout: GroupTimeout) -> None:
+        self.limits[timeout.group] = timeout
 
     def warn_once(self, message: str) -> None:
         if message not in self.warnings:

@@ -1,6 +1,7 @@
 """One rank of a gloo job: runs a scenario and leaves what it saw as a pickle.
 
-Run as a program by the tests beside it: scenario, rank, world size, folder.
+Run as a program by the tests beside it: scenario, rank, world size, folder, and the folder of the
+agents' sockets.
 """
 
 # torch types what stands in a module as `Tensor | Module`, and compiled modules as functions.
@@ -14,8 +15,10 @@ from __future__ import annotations
 import os
 import pickle
 import sys
+import time
 import weakref
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -27,7 +30,10 @@ from torch.nn.parallel import DistributedDataParallel
 sys.path.insert(0, str(Path(__file__).parent))
 from conftest import FakeRecorder
 
+import rankdump
 from rankdump.adapters.torch import attach
+from rankdump.contract.plan import DumpPlan, Output
+from rankdump.identity import Identity
 
 Result = dict[str, object]
 
@@ -67,6 +73,9 @@ def collectives(rank: int, world: int) -> Result:
     result["failed"] = failing(recorder)
     result["unarmed"] = unarmed(recorder)
     result["threads"] = threads(rank, recorder)
+    result["timed out"] = timed_out(rank, recorder)
+    result["open"] = sorted(recorder.open)
+    result["limits"] = recorder.limits
     again.detach()
     third.detach()
     result["still patched"] = vars(dist.ProcessGroup)["allreduce"] is not plain[0]
@@ -139,10 +148,11 @@ def asynchronous(rank: int, recorder: FakeRecorder) -> object:
     answer = type(work).__name__, work.wait(), tensor.tolist()
     followed = all_reduce(tensor, async_op=True).get_future().wait()[0].tolist()
     scattered = dist.reduce_scatter(torch.zeros(1), [torch.ones(1)] * 2, async_op=True)
-    recorder.started()  # something else runs meanwhile
+    other = recorder.started(graph=0, name="x")  # something else runs meanwhile
     assert scattered is not None
     scattered.wait()
     overlapped = recorder.events[-1].end_position - recorder.events[-1].position
+    recorder.finished(other)
     dropped = dist.isend(tensor, 1 - rank)
     kept = weakref.ref(dropped)
     dist.recv(torch.zeros(4), 1 - rank)
@@ -178,6 +188,20 @@ def threads(rank: int, recorder: FakeRecorder) -> object:
         work.wait()
     dist.barrier()
     return len(events(recorder))
+
+
+def timed_out(rank: int, recorder: FakeRecorder) -> object:
+    """Rank 1 never comes."""
+    short = dist.new_group([0, 1], timeout=timedelta(seconds=0.5))
+    events(recorder)
+    errors = []
+    for call in (all_reduce, dist.recv) if rank == 0 else ():
+        try:
+            call(torch.ones(1), group=short)
+        except RuntimeError as error:
+            errors.append(type(error).__name__)
+    dist.barrier()
+    return errors, [event[0] for event in events(recorder)]
 
 
 # -- DistributedDataParallel
@@ -303,13 +327,57 @@ def buckets(rank: int, world: int) -> Result:
     return result
 
 
+def raising(rank: int, world: int) -> Result:
+    """A bucket whose reduction cannot even begin."""
+    recorder = FakeRecorder()
+    ddp = DistributedDataParallel(Net())
+    hook = attach(ddp, recorder, 0)
+    hook.iteration_begins(0, armed=True)
+
+    def refused(*args: object, **kwargs: object) -> None:
+        raise RuntimeError("no")
+
+    loss = ddp(torch.zeros(1, dtype=torch.int64)).sum()
+    dist.ProcessGroup.allreduce = refused
+    result: Result = {}
+    try:
+        loss.backward()
+    except RuntimeError as error:
+        result["error"] = str(error).splitlines()[0]
+    result["open"] = sorted(recorder.open)
+    result["events"] = events(recorder)
+    return result
+
+
+# -- a session of its own
+
+
+def waiting(rank: int, world: int) -> Result:
+    """Rank 1 comes to its all-reduce when it is told to."""
+    folder = Path(sys.argv[5])
+    plan = DumpPlan(output=Output("/x"))
+    agent, identity = f"unix:{folder}/{rank}.sock", Identity(rank, world)
+    with rankdump.Session(plan, agent=agent, identity=identity) as session:
+        session.attach(nn.Linear(1, 1))
+        session.step(0)
+        while rank == 1 and not (folder / "go").exists():
+            time.sleep(0.01)
+        all_reduce(torch.ones(1))
+    return {}
+
+
 def main() -> None:
     scenario, rank, world, folder = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world
+        "gloo",
+        init_method=f"file://{folder}/store",
+        rank=rank,
+        world_size=world,
+        timeout=timedelta(seconds=90),
     )
-    run = {"collectives": collectives, "buckets": buckets}[scenario]
+    scenarios = (collectives, buckets, raising, waiting)
+    run = {each.__name__: each for each in scenarios}[scenario]
     result = run(rank, world)
     dist.destroy_process_group()
     Path(folder, f"{rank}.pickle").write_bytes(pickle.dumps(result))

@@ -217,10 +217,30 @@ def test_interrupt_passes_and_the_next_iteration_is_clean(recorder) -> None:
         model(torch.ones(1))
     hook.iteration_begins(1, armed=True)
     Interrupted.stop = False
+    assert len(recorder.events) == 2
     recorder.events.clear()
     model(torch.ones(1))
     hook.detach()
     assert len(recorder.events) == 2
+    assert not recorder.open
+
+
+def test_calls_that_the_script_stops_to_dump_are_over(recorder) -> None:
+    """Law: no position is given out and never spoken of again."""
+
+    class Stopping(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            recorder.armed = False
+            hook.iteration_begins(0, armed=False)
+            return x
+
+    model = nn.Sequential(Stopping())
+    hook = attach(model, recorder, 0)
+    hook.iteration_begins(0, armed=True)
+    model(torch.ones(1))
+    assert len(recorder.events) == recorder.position == 2
+    assert not recorder.open
+    hook.detach()
 
 
 def test_threads_do_not_mix(recorder, observed) -> None:

@@ -6,16 +6,29 @@ import os
 import pickle
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+from unit.client.conftest import Running, bodies
+
+from rankdump.contract.events import OPEN, Event, EventKind
+from rankdump.contract.timeouts import GroupTimeout
+from rankdump.wire.events import events_from_wire
 
 PROGRAM = Path(__file__).parent / "rank.py"
 
 
-def run(scenario: str, world: int, folder: Path) -> list[dict[str, Any]]:
+def run(
+    scenario: str,
+    world: int,
+    folder: Path,
+    sockets: Path | None = None,
+    meanwhile: Callable[[], None] = lambda: None,
+) -> list[dict[str, Any]]:
     """Run every rank of a scenario as a process of its own and return what each saw."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error"}
     ranks: list[subprocess.Popen[str]] = []
@@ -23,10 +36,12 @@ def run(scenario: str, world: int, folder: Path) -> list[dict[str, Any]]:
         for rank in range(world):
             log = stack.enter_context((folder / f"{rank}.log").open("w"))
             command = [sys.executable, str(PROGRAM), scenario, str(rank), str(world), str(folder)]
+            command += [] if sockets is None else [str(sockets)]
             process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, text=True)
             stack.callback(process.wait)
             stack.callback(process.kill)
             ranks.append(process)
+        meanwhile()
         codes = [process.wait(timeout=100) for process in ranks]
     assert not any(codes), [(folder / f"{rank}.log").read_text() for rank in range(world)]
     return [pickle.loads((folder / f"{rank}.pickle").read_bytes()) for rank in range(world)]
@@ -123,6 +138,56 @@ def test_one_patch_for_all_and_none_after(pair) -> None:
         assert seen["restored"]
         assert seen["after detach"] == (2.0, [])
         assert seen["warnings"] == []
+
+
+def test_calls_that_raise_end_their_events(pair) -> None:
+    """What timed out is complete, in its way: nobody waits for it any more."""
+    assert pair[0]["timed out"] == (["RuntimeError"] * 2, ["ALL_REDUCE", "RECV", "BARRIER"])
+    assert pair[1]["timed out"] == ([], ["BARRIER"])
+    assert [seen["open"] for seen in pair] == [[], []]
+
+
+def test_limits_of_groups_in_use_are_told(pair) -> None:
+    limits = pair[0]["limits"]
+    assert limits["0"] == GroupTimeout("0", "gloo", 90_000_000)
+    assert [each.timeout_us for each in limits.values()].count(500_000) == 1
+
+
+def test_a_bucket_that_cannot_be_reduced_ends_its_event(tmp_path) -> None:
+    for seen in run("raising", 2, tmp_path):
+        assert seen["error"].endswith("no")
+        assert seen["open"] == []
+        assert [event[0] for event in seen["events"]][-1] == "ALL_REDUCE"
+
+
+def test_who_waits_says_so_while_it_waits(tmp_path, socket_folder) -> None:
+    """Rank 0 tells of the all-reduce it hangs in; rank 1 comes only once that has arrived."""
+    agents = [Running(f"unix:{socket_folder}/{rank}.sock") for rank in (0, 1)]
+
+    def told(rank: int) -> list[Event]:
+        batches = bodies(agents[rank], "events")
+        found = [event for batch in batches for event in events_from_wire(batch).events()]
+        return [event for event in found if event.kind is EventKind.ALL_REDUCE]
+
+    def wait() -> None:
+        deadline = time.monotonic() + 60
+        while not told(0):
+            assert time.monotonic() < deadline, "rank 0 told nothing"
+            time.sleep(0.01)
+        (waits,) = told(0)
+        assert (waits.end_position, waits.sequence, waits.group) == (OPEN, 0, "0")
+        assert told(1) == []
+        (socket_folder / "go").touch()
+
+    run("waiting", 2, tmp_path, socket_folder, wait)
+    for agent in agents:
+        agent.stop()
+    opened, complete = told(0)
+    assert (complete.position, complete.sequence) == (opened.position, opened.sequence)
+    assert complete.end_position == opened.position
+    assert complete.end_us > complete.start_us == opened.start_us
+    assert len(told(1)) == 1
+    assert bodies(agents[0], "timeouts")[0].groups[0].timeout_us == 90_000_000
 
 
 @pytest.fixture(scope="module", params=[2, 3])

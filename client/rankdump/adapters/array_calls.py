@@ -17,7 +17,7 @@ from rankdump.contract.errors import UnsupportedError
 from rankdump.contract.graph import GraphNode, SourceLine, TensorType
 from rankdump.contract.key import Side
 from rankdump.hook import PARAMETER, is_gradient
-from rankdump.values import Observation, Recorder
+from rankdump.values import Begun, Observation, Recorder
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class _Open:
     graph: int
     op_type: str
     name: str
-    begun: tuple[int, int]
+    begun: Begun
     source: tuple[SourceLine, ...]
     inputs: set[int] = field(default_factory=set[int])
     outputs: dict[int, TensorType] = field(default_factory=dict[int, TensorType])
@@ -111,7 +111,8 @@ class ArrayCalls:
         if current is None or (current.graph, current.name) != (graph, name):
             self._finish(thread)
             lines = lines_now() if self._recorder.describing else ()
-            current = _Open(graph, op_type, name, self._recorder.started(), lines)
+            begun = self._recorder.started(graph=graph, name=name)
+            current = _Open(graph, op_type, name, begun, lines)
             self._open[thread] = current
         return current
 
@@ -119,7 +120,7 @@ class ArrayCalls:
         operator = self._open.pop(thread, None)
         if operator is None:
             return
-        self._recorder.finished(operator.begun, graph=operator.graph, name=operator.name)
+        self._recorder.finished(operator.begun)
         if self._recorder.describing:
             self._recorder.describe(operator.graph, operator.node)
         self._recorder.settled(operator.name, raised=raised)

@@ -5,13 +5,14 @@ Composition root. `recorder` answers to adapters; nothing here raises into the j
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
-from rankdump.accounts import Accounts
+from rankdump.accounts import Accounts, Stalls
 from rankdump.aliases import Aliases
 from rankdump.contract.exchange import RecordHead, SessionEnd, SessionRequest
 from rankdump.contract.plan import DumpPlan
-from rankdump.filter import Filter, Run
+from rankdump.filter import Filter
 from rankdump.heads import Heads
 from rankdump.pipeline.children import call_in_children
 from rankdump.pipeline.choices import (
@@ -24,7 +25,9 @@ from rankdump.pipeline.choices import (
     wants_slab,
 )
 from rankdump.pipeline.course import Course
-from rankdump.pipeline.farewell import Farewell, farewell_of
+from rankdump.pipeline.declaring import Declaring
+from rankdump.pipeline.farewell import farewell_of, run_of
+from rankdump.pipeline.limits import Limits
 from rankdump.pipeline.outlet import Outlet
 from rankdump.pipeline.reading import COPY_FAILED, Reading
 from rankdump.pipeline.recording import Recording
@@ -43,17 +46,24 @@ FIRST_ANSWER_S = 5.0
 class Pipeline:
     """One rank's way from operator to agent: iterations begin and end here."""
 
-    def __init__(self, plan: DumpPlan, request: SessionRequest, address: str) -> None:
+    def __init__(
+        self,
+        plan: DumpPlan,
+        request: SessionRequest,
+        address: str,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
+        """`variables` are those of the environment that set a limit to communication."""
         self._plan = plan
         self._device = request.device
         self._quiet = plan.selection.trigger == "exception"
         self._in_child = False
         self._course = Course(plan, request.device)
         self._voice = Voice(address, plan.delivery.buffer_bytes)
-        self._accounts = Accounts()
+        self._accounts, self._stalls = Accounts(), Stalls()
         self._filter = Filter(plan)
         # One rank's events alone would read as a job in which all others are missing.
-        self._trace = Trace(keeps=not self._quiet)
+        self._trace = Trace(stalled_us=self._stalls.total_us, keeps=not self._quiet)
         self._sketch = Sketch()
         self._stage = Stage(
             records=Budget(plan.delivery.buffer_bytes),
@@ -67,12 +77,22 @@ class Pipeline:
             address,
             on_taken=self._stage.release,
             on_torn=self._torn,
-            on_idle=self._hand_over_events,
+            on_tick=lambda: self._declaring.events(),
+            on_warning=self._voice.once,
             on_link=self._link_changed,
             on_stream=self._voice.no_slab,
         )
+        self._declaring = Declaring(
+            trace=self._trace,
+            sketch=self._sketch,
+            accounts=self._accounts,
+            stalls=self._stalls,
+            submit=self._ship.submit,
+        )
+        self._limits = Limits(variables or {}, self._ship.submit, self._voice.once)
         self._outlet = Outlet(
             accounts=self._accounts,
+            stalls=self._stalls,
             stage=self._stage,
             measure=self._measure,
             submit=self._ship.submit,
@@ -86,6 +106,7 @@ class Pipeline:
     def start(self) -> None:
         """Connect to the agent and begin the plan's first iteration."""
         call_in_children(self._disarm_in_child)
+        self._limits.start()
         self._ship.start(FIRST_ANSWER_S)
         self.begin_iteration(self._course.iteration)
 
@@ -118,21 +139,24 @@ class Pipeline:
         iteration = self._course.iteration
         self._trigger.end()
         self._outlet.flush(iteration)
-        self._reading.settle()
+        span = self._trace.end_iteration()
         if not self._course.end(ran=ran):
             return
         if self._quiet and not self._accounts.expects(iteration):
             self._accounts.settle(iteration)
             return
-        self._hand_over_events()
-        self._hand_over_graphs()
-        self._ship.submit(self._accounts.settle(iteration))
+        self._declaring.end(iteration, span)
 
     def switch(self, on: bool) -> None:
         """Dump from now on, or no longer, whatever iterations the plan names."""
         self._course.switch(on)
         if not on:
             self._trigger.end()
+
+    def limit(self, name: str, seconds: float) -> None:
+        """Take a limit to communication that no variable says."""
+        if not self._in_child:
+            self._limits.limit(name, seconds)
 
     def describe_again(self) -> None:
         """Let operators be described once more: a model was added."""
@@ -147,10 +171,13 @@ class Pipeline:
         self._course.leave()
         self._trigger.end()
         self._outlet.flush(self._course.iteration)
-        self._hand_over_events()
+        self._trace.end_iteration()
+        self._declaring.events()
         if self._course.ever_armed and (self._accounts.kept or not self._quiet):
-            self._hand_over_graphs()
-        farewell = self._farewell()
+            self._declaring.graphs()
+        run = run_of(self._device, self._course, self._filter, self._accounts)
+        retired_in = self._course.retired_in
+        farewell = farewell_of(self._plan, run, self._filter.unmatched, retired_in=retired_in)
         self._ship.submit(SessionEnd(self._course.seen, farewell.notes))
         left = self._ship.close(self._plan.delivery.block_timeout_s)
         if left:
@@ -159,22 +186,6 @@ class Pipeline:
         self._voice.left_in_slab(self._ship.left_in_slab)
         self._voice.losses(self._accounts.losses, self._ship.lost_declarations)
 
-    def _farewell(self) -> Farewell:
-        course = self._course
-        run = Run(
-            device=self._device,
-            iterations_seen=course.seen,
-            iterations_armed=course.armed_seen,
-            last_iteration=course.iteration,
-            operators_seen=self._filter.asked,
-            tensors_kept=self._accounts.kept,
-            tensors_lost=self.losses,
-            operators_selected=self._filter.selected,
-            marked=self._filter.marked,
-            switched=course.switched,
-        )
-        return farewell_of(self._plan, run, self._filter.unmatched, retired_in=course.retired_in)
-
     # -- what the rooms and the interpreter call back
 
     def _disarm_in_child(self) -> None:
@@ -182,6 +193,7 @@ class Pipeline:
         # Its shared memory is still mapped here, and is the parent's as well.
         self._in_child = True
         self._course.leave()
+        self._declaring.disarm()
         self._ship.disarm()
 
     def _place(self, head: RecordHead, source: TensorSource) -> Placing:
@@ -191,17 +203,6 @@ class Pipeline:
         # The agent counts it in its iteration: the record's number is given.
         self._accounts.lost_on_the_way(1, COPY_FAILED)
         self._voice.lost(COPY_FAILED, head.key.op_name)
-
-    def _hand_over_events(self) -> None:
-        if self._in_child:
-            return
-        events = self._trace.take()
-        if events is not None:
-            self._ship.submit(events)
-
-    def _hand_over_graphs(self) -> None:
-        for part in self._sketch.take():
-            self._ship.submit(part)
 
     def _patience_s(self) -> float:
         """Return how long a tensor may still wait for room."""
@@ -217,18 +218,18 @@ class Pipeline:
 
     def _make_trigger(self, request: SessionRequest) -> Trigger:
         heads = Heads(rank=request.rank, net_name=self._plan.output.net_name, clock_us=now_us)
-        self._reading = Reading(
+        reading = Reading(
             self._plan,
             self._course,
             heads=heads,
             stage=self._stage,
             measure=self._measure,
-            accounts=self._accounts,
+            stalls=self._stalls,
         )
         return trigger_of(
             self._plan,
             self._filter,
-            self._reading,
+            reading,
             self._outlet,
             self._course,
             warn=self._voice.once,
@@ -244,5 +245,6 @@ class Pipeline:
             aliases=Aliases() if profile_of(self._plan).short_names else None,
             keeps_arguments=self._plan.content.kernel_arguments,
             voice=self._voice,
-            on_events=self._hand_over_events,
+            on_events=self._declaring.events,
+            on_limit=self._limits.group,
         )

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rankdump.accounts import Accounts
 from rankdump.contract.plan import DumpPlan
-from rankdump.filter import Run, why_nothing
+from rankdump.filter import Filter, Run, why_nothing
+from rankdump.pipeline.course import Course
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +21,22 @@ class Farewell:
     """What is as it should be."""
     notes: tuple[str, ...]
     """All of it, as the agent keeps it."""
+
+
+def run_of(device: int, course: Course, selection: Filter, accounts: Accounts) -> Run:
+    """Return what came of a run."""
+    return Run(
+        device=device,
+        iterations_seen=course.seen,
+        iterations_armed=course.armed_seen,
+        last_iteration=course.iteration,
+        operators_seen=selection.asked,
+        tensors_kept=accounts.kept,
+        tensors_lost=sum(accounts.losses.values()),
+        operators_selected=selection.selected,
+        marked=selection.marked,
+        switched=course.switched,
+    )
 
 
 def farewell_of(

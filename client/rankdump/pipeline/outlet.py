@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
-from rankdump.accounts import Accounts
+from rankdump.accounts import Accounts, Stalls
 from rankdump.contract.exchange import Declaration, KernelArguments, OperatorArguments
 from rankdump.contract.figure_rows import FigureRows
 from rankdump.measure import Batch, Measure, Row, Unread
@@ -28,6 +28,7 @@ class Outlet:
         self,
         *,
         accounts: Accounts,
+        stalls: Stalls,
         stage: Stage,
         measure: Measure | None,
         submit: Callable[[Staged | Declaration], None],
@@ -36,6 +37,7 @@ class Outlet:
     ) -> None:
         """Rows wait for the end of the iteration, or until as many wait as a batch takes."""
         self._accounts = accounts
+        self._stalls = stalls
         self._stage = stage
         self._measure = measure
         self._submit = submit
@@ -73,7 +75,7 @@ class Outlet:
     def _send_rows(self) -> None:
         if self._measure is None:
             return
-        with self._in_turn:
+        with self._stalls.counted(), self._in_turn:
             for rows in self._batch.read(self._measure):
                 if isinstance(rows, Unread):
                     self._lose(Lost(rows.iteration, rows.op_name, FIGURES_FAILED))

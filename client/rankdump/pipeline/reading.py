@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from rankdump.accounts import Accounts
+from rankdump.accounts import Stalls
 from rankdump.contract.dtypes import ELEMENT_TYPES
 from rankdump.contract.figure_rows import TensorKind
 from rankdump.contract.plan import DumpPlan
@@ -29,7 +28,6 @@ BUFFER_FULL = "buffer_full"
 COPY_FAILED = "copy_failed"
 NO_STATISTICS = "no_statistics"
 UNSUPPORTED_DTYPE = "unsupported_dtype"
-_STALLS_AT_ONCE = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +54,7 @@ class Reading:
         heads: Heads,
         stage: Stage,
         measure: Measure | None,
-        accounts: Accounts,
+        stalls: Stalls,
     ) -> None:
         self._sample_elements = plan.content.sample_elements
         self._no_elements = in_place_of_elements(plan)
@@ -64,29 +62,18 @@ class Reading:
         self._heads = heads
         self._stage = stage
         self._measure = measure
-        self._accounts = accounts
-        self._stalls: list[int] = []
+        self._stalls = stalls
 
     def read(self, observation: Observation) -> Read:
         """Copy or measure a tensor now."""
-        begun_ns = time.perf_counter_ns()
+        self._stalls.begin()
         try:
             return self._read(observation)
         except Exception:  # a tensor that cannot be read must not end the training
             logger.debug("copy failed", exc_info=True)
             return self.lost(observation.op_name, COPY_FAILED)
         finally:
-            self._stalls.append(time.perf_counter_ns() - begun_ns)
-            if len(self._stalls) >= _STALLS_AT_ONCE:
-                self.settle()
-
-    def settle(self) -> None:
-        """Put the time that reading took on the account of the running iteration."""
-        # The list stays the same one: another thread may be about to append to it.
-        stalls = self._stalls[:]
-        del self._stalls[: len(stalls)]
-        if stalls:
-            self._accounts.stalled(self._course.iteration, sum(stalls))
+            self._stalls.end()
 
     def lost(self, op_name: str, reason: str) -> Lost:
         """Return the loss of a tensor of the running iteration."""

@@ -10,6 +10,7 @@ from rankdump.aliases import Aliases, gradient_of
 from rankdump.contract.exchange import OperatorArguments
 from rankdump.contract.graph import GraphNode, GraphParameter
 from rankdump.contract.key import Side
+from rankdump.contract.timeouts import GroupTimeout
 from rankdump.filter import Filter, size_decision
 from rankdump.pipeline.course import Course
 from rankdump.pipeline.reading import Lost
@@ -17,7 +18,7 @@ from rankdump.pipeline.triggers import Trigger
 from rankdump.pipeline.voice import Voice
 from rankdump.sketch import Sketch
 from rankdump.trace import Trace
-from rankdump.values import Collective, Observation
+from rankdump.values import Begun, Collective, Observation
 
 
 class Recording:
@@ -35,7 +36,9 @@ class Recording:
         keeps_arguments: bool,
         voice: Voice,
         on_events: Callable[[], None],
+        on_limit: Callable[[GroupTimeout], None],
     ) -> None:
+        """`on_events` hears that many events wait, `on_limit` of every process group in use."""
         self._course = course
         self._filter = selection
         self._trigger = trigger
@@ -45,6 +48,7 @@ class Recording:
         self._keeps_arguments = keeps_arguments
         self._voice = voice
         self._on_events = on_events
+        self._on_limit = on_limit
         self._constants: set[tuple[int, str]] = set()
         self._lock = threading.Lock()
 
@@ -137,23 +141,22 @@ class Recording:
 
     # -- events and words
 
-    def started(self) -> tuple[int, int]:
-        """Advance the rank's program by one event; return its position and the time in us."""
-        return self._trace.started()
+    def started(self, *, graph: int, name: str, collective: Collective | None = None) -> Begun:
+        """Advance the rank's program by one event, which is to be finished whatever happens."""
+        self._course.active = True
+        return self._trace.started(graph=graph, name=self._named(name), collective=collective)
 
     def finished(
-        self,
-        begun: tuple[int, int],
-        *,
-        graph: int,
-        name: str,
-        collective: Collective | None = None,
+        self, begun: Begun, *, name: str = "", collective: Collective | None = None
     ) -> None:
         """Record an event begun earlier as complete now; from any thread."""
-        self._course.active = True
-        name = self._named(name)
-        if self._trace.finished(begun, graph=graph, name=name, collective=collective):
+        name = self._named(name) if name else ""
+        if self._trace.finished(begun, name=name, collective=collective):
             self._on_events()
+
+    def limited(self, timeout: GroupTimeout) -> None:
+        """Say what a process group that is used was made with."""
+        self._on_limit(timeout)
 
     def warn_once(self, message: str) -> None:
         """Log a warning the first time it is said."""

@@ -31,6 +31,11 @@ def dump_stop() -> None:
     _session().dump_stop()
 
 
+def limit(name: str, seconds: float) -> None:
+    """Say how long communication may wait where no variable says it; 0 for without end."""
+    _session().limit(name, seconds)
+
+
 def set_dump(target: object, enabled: bool = True) -> None:
     """Mark a torch module and what is inside it for `dump_mode` 2, or take the mark away.
 

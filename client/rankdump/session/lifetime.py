@@ -24,6 +24,7 @@ from rankdump.identity import (
     Identity,
     identify,
     introduction,
+    limits_in,
 )
 from rankdump.session.frameworks import hook_of
 from rankdump.session.guard import never_raises
@@ -54,7 +55,9 @@ class Session:
         config_source: bytes = b"",
         identity: Identity | None = None,
         agent: str = DEFAULT_AGENT,
+        environ: Mapping[str, str] | None = None,
     ) -> None:
+        """`environ` says how long communication may wait; it is the process's own by default."""
         self._pipeline: Pipeline | None = None
         self._hooks: list[IterationHook] = []
         self._begun = False  # by the script, rather than by default
@@ -64,7 +67,8 @@ class Session:
         self.closed = False
         """Whether `close` was called."""
         if plan is not None:
-            self._start(plan, config_source, identity or Identity(), agent)
+            variables = limits_in(os.environ if environ is None else environ)
+            self._start(plan, config_source, identity or Identity(), agent, variables)
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Session:
@@ -85,7 +89,7 @@ class Session:
             if identity.rank == 0 and environ.get(WARNED_VARIABLE) != path:
                 for warning in plan.warnings:
                     logger.warning("rankdump: %s", warning)
-            return cls(plan, config_source=source, identity=identity, agent=agent)
+            return cls(plan, config_source=source, identity=identity, agent=agent, environ=environ)
         except RankdumpError as error:
             logger.error("rankdump: nothing will be dumped: %s", error)
         except Exception:
@@ -187,6 +191,15 @@ class Session:
         """Dump nothing until `dump_start` is called."""
         self._switch(False)
 
+    @never_raises
+    def limit(self, name: str, seconds: float) -> None:
+        """Say how long communication may wait where no variable says it; 0 for without end.
+
+        An example is `hccl_timeout` of TensorFlow's NPURunConfig.
+        """
+        if self._pipeline is not None:
+            self._pipeline.limit(name, seconds)
+
     def close(self) -> None:
         """End the last iteration, deliver what waits, and leave the job as it was before."""
         # In a `finally` an error is on its way; which operator it comes from may be asked for.
@@ -219,12 +232,19 @@ class Session:
     ) -> None:
         self._close(ended=error is None, raised=error is not None)
 
-    def _start(self, plan: DumpPlan, source: bytes, identity: Identity, agent: str) -> None:
+    def _start(
+        self,
+        plan: DumpPlan,
+        source: bytes,
+        identity: Identity,
+        agent: str,
+        variables: Mapping[str, str],
+    ) -> None:
         # Imported here: a session that is off must not load gRPC.
         from rankdump.pipeline import Pipeline
 
         request = introduction(identity, plan_json=plan.to_json(), config_source=source)
-        self._pipeline = Pipeline(plan, request, agent)
+        self._pipeline = Pipeline(plan, request, agent, variables)
         self._calls = ArrayCalls(self._pipeline.recorder)
         self._pipeline.start()
         atexit.register(self._close_at_exit)

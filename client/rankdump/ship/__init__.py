@@ -42,15 +42,21 @@ class Ship:
         *,
         on_taken: Callable[[Held], None],
         on_torn: Callable[[RecordHead], None],
-        on_idle: Callable[[], None],
+        on_tick: Callable[[], None],
+        on_warning: Callable[[str], None],
         on_link: Callable[[Link, str], None],
         on_stream: Callable[[str], None],
     ) -> None:
-        """`on_torn` hears of a failed copy, `on_stream` why a wanted slab is not used."""
+        """`on_torn` hears of a failed copy, `on_stream` why a wanted slab is not used.
+
+        `on_tick` is called about twice a second while connected, `on_warning` with what the agent
+        would have the rank say, again and again.
+        """
         self._request, self._address, self._on_link = request, address, on_link
+        self._on_warning = on_warning
         self._depot = Depot(on_taken=on_taken, on_torn=on_torn)
         self._way = Way(self._depot, address, wanted=request.wants_slab, on_stream=on_stream)
-        self._outgoing = Outgoing(self._depot, on_taken=on_taken, on_idle=on_idle)
+        self._outgoing = Outgoing(self._depot, on_taken=on_taken, on_tick=on_tick)
         self._abandoned = False
         self._call: grpc.Call | None = None
         self.left_in_slab = 0
@@ -197,6 +203,8 @@ class Ship:
         try:
             for response in responses:
                 self._depot.acknowledge(response.acknowledged_sequence)
+                for warning in response.warnings:
+                    self._on_warning(warning)
                 if response.draining:
                     self._outgoing.end_stream()
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 
 from rankdump.ship.bell import BATCH_ENTRIES
@@ -13,7 +14,7 @@ from rankdump.values import Staged
 from rankdump.wire.frames import batches, declaration_frame, filled_frames, record_frames
 from rankdump.wire.v1 import agent_pb2
 
-IDLE_S = 0.5
+TICK_S = 0.5
 _DAMAGED = agent_pb2.KernelArguments()
 
 
@@ -21,11 +22,13 @@ class Outgoing:
     """The requests of the present stream; one that was replaced ends itself."""
 
     def __init__(
-        self, depot: Depot, *, on_taken: Callable[[Held], None], on_idle: Callable[[], None]
+        self, depot: Depot, *, on_taken: Callable[[Held], None], on_tick: Callable[[], None]
     ) -> None:
+        """`on_tick` is called about every TICK_S, whatever there is to say."""
         self._depot = depot
         self._loader = Loader(depot, on_taken)
-        self._on_idle = on_idle
+        self._on_tick = on_tick
+        self._ticked_s = 0.0
         self._stream = 0
         self.closing = False
         """Whether a stream ends when nothing waits any more."""
@@ -62,6 +65,7 @@ class Outgoing:
     def _next(self, stream: int) -> list[Numbered] | None:
         """Wait for items that go over the stream; None when it has nothing more to say."""
         while True:
+            self._tick()
             with self._depot.changed:
                 if self._stream != stream:
                     return None
@@ -69,14 +73,13 @@ class Outgoing:
                 some = self._depot.some()
                 if some or self.closing:
                     return some or None
-                woken = self._depot.bell.wait(IDLE_S)
-            if not woken:
-                self._on_idle()
+                self._depot.bell.wait(TICK_S)
 
     def _next_doorbell(self, stream: int, ring: Ring, rung: int) -> int | None:
         """Wait for entries of the slab; None when there are none to come."""
         depot = self._depot
         while True:
+            self._tick()
             self._load(stream, ring)
             depot.copies.finish()
             with depot.changed:
@@ -89,9 +92,13 @@ class Outgoing:
                 busy = depot.items.unsent or depot.copies.any
                 if self.closing and not busy:
                     return None
-                woken = depot.bell.wait(ROOM_POLL_S if busy else IDLE_S)
-            if not (woken or busy):
-                self._on_idle()
+                depot.bell.wait(ROOM_POLL_S if busy else TICK_S)
+
+    def _tick(self) -> None:
+        now_s = time.monotonic()
+        if now_s - self._ticked_s >= TICK_S:
+            self._ticked_s = now_s
+            self._on_tick()
 
     def _load(self, stream: int, ring: Ring) -> None:
         for _ in range(BATCH_ENTRIES):

@@ -41,6 +41,7 @@ class FakeAgent(agent_pb2_grpc.AgentServiceServicer):
         self.cut_now = False
         self.cut_at_offset: float = float("inf")
         self._missing = 0
+        self.warnings: list[str] = []
 
     def OpenSession(self, request, context):  # noqa: N802 - gRPC's name
         self.opened.append(request)
@@ -90,7 +91,9 @@ class FakeAgent(agent_pb2_grpc.AgentServiceServicer):
                     self.committed = max(self.committed, frame.sequence)
             if self.slab:
                 self.slab.release(self.committed)
-            yield agent_pb2.PushResponse(acknowledged_sequence=self.committed)
+            yield agent_pb2.PushResponse(
+                acknowledged_sequence=self.committed, warnings=self.warnings
+            )
 
     def _complete(self, frame: agent_pb2.Frame) -> bool:
         """Whether nothing of the frame's item follows."""

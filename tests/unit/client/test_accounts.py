@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankdump.accounts import Accounts
+from rankdump.accounts import Accounts, Stalls
 
 COUNTS = st.integers(1, 3)
 FATES = st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["", "a", "b"]), COUNTS), max_size=30)
@@ -39,3 +41,44 @@ def test_time_and_losses_on_the_way():
     assert not accounts.expects(4)
     assert accounts.settle(4).stall_us == 2500
     assert accounts.losses == {"not_taken_by_agent": 3}
+
+
+def test_an_iteration_ends_with_its_positions():
+    end = Accounts().settle(4, (7, 9))
+    assert (end.first_position, end.last_position) == (7, 9)
+
+
+def test_a_stall_is_counted_while_it_lasts_and_settled_once():
+    now = 0
+    stalls = Stalls(lambda: now)
+    assert (stalls.total_us(), stalls.settle_ns()) == (0, 0)
+    stalls.begin()
+    now = 5_000
+    assert (stalls.total_us(), stalls.settle_ns()) == (5, 0)
+    stalls.end()
+    with stalls.counted():
+        now = 7_000
+    assert (stalls.total_us(), stalls.settle_ns(), stalls.settle_ns()) == (7, 7_000, 0)
+    now = 9_000
+    assert stalls.total_us() == 7
+
+
+def test_stalls_of_threads_add_up():
+    """Law: the figure never gets less, and every stall is in the sum once, however many end."""
+    stalls = Stalls(iter(range(10**9)).__next__)
+    told = []
+
+    def stall() -> None:
+        for _ in range(3000):
+            stalls.begin()
+            stalls.end()
+            told.append(stalls.total_us())
+
+    threads = [threading.Thread(target=stall) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert stalls.settle_ns() >= 9000
+    assert stalls.settle_ns() == 0
+    assert max(told) <= stalls.total_us()

@@ -130,7 +130,7 @@ def test_what_an_adapter_describes_travels(running):
     assert recorder.describing
     recorder.describe(0, GraphNode("b", "Add", inputs=("a", "w", "")))
     recorder.describe_parameter(0, GraphParameter("w", TensorType("int8", (2,))))
-    recorder.finished(recorder.started(), graph=0, name="b")
+    recorder.finished(recorder.started(graph=0, name="b"))
     pipeline.end_iteration(ran=True)
     pipeline.begin_iteration(1)
     assert not recorder.describing
@@ -160,10 +160,10 @@ def test_in_the_old_profile_every_operator_has_a_component_of_its_own(running):
     for iteration in range(2):
         pipeline.begin_iteration(iteration)
         for name in names:
-            begun = recorder.started()
+            begun = recorder.started(graph=0, name=name)
             assert recorder.wants(name, Side.INPUT)
             recorder.observe(Observation(0, "Conv2d", name, Side.INPUT, 0, "", ArraySource(ONE)))
-            recorder.finished(begun, graph=0, name=name)
+            recorder.finished(begun)
             recorder.describe(0, GraphNode(name, "Conv2d", inputs=(CONV2, "conv1.weight", "")))
             recorder.settled(name)
         pipeline.end_iteration(ran=True)

@@ -62,7 +62,8 @@ class Sender:
             address,
             on_taken=lambda _staged: None,
             on_torn=lambda _head: None,
-            on_idle=lambda: None,
+            on_tick=lambda: None,
+            on_warning=lambda _: None,
             on_link=self._note,
             on_stream=lambda _reason: None,
         )

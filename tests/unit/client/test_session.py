@@ -67,6 +67,7 @@ def test_the_surface():
         "attach",
         "dump_start",
         "dump_stop",
+        "limit",
         "open",
         "set_dump",
     }

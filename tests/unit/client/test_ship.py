@@ -26,15 +26,17 @@ def staged(data: bytes, stamp: int = 1) -> Staged:
 class Watched:
     """A ship, and what it told its owner."""
 
-    def __init__(self, address: str, tmp_path) -> None:
+    def __init__(self, address: str, tmp_path, on_tick=lambda: None) -> None:
         self.taken: list[Held] = []
+        self.warnings: list[str] = []
         self.links: list[Link] = []
         self.ship = Ship(
             introduction_of(plan(tmp_path)),
             address,
             on_taken=self.taken.append,
             on_torn=lambda _head: None,
-            on_idle=lambda: None,
+            on_tick=on_tick,
+            on_warning=self.warnings.append,
             on_link=lambda link, _reason: self.links.append(link),
             on_stream=lambda _reason: None,
         )
@@ -130,7 +132,8 @@ def test_a_refusal_is_final_and_has_its_reason(running: Running, tmp_path):
         running.address,
         on_taken=lambda _s: None,
         on_torn=lambda _head: None,
-        on_idle=lambda: None,
+        on_tick=lambda: None,
+        on_warning=lambda _: None,
         on_link=lambda _link, reason: said.append(reason),
         on_stream=lambda _reason: None,
     )
@@ -164,20 +167,35 @@ def test_only_a_tensor_makes_the_ship_busy(running: Running, tmp_path):
     assert watched.ship.close(0.1) == 1
 
 
-def test_events_are_handed_over_when_nothing_else_moves(running: Running, tmp_path):
-    asked = threading.Event()
-    ship = Ship(
-        introduction_of(plan(tmp_path)),
-        running.address,
-        on_taken=lambda _s: None,
-        on_torn=lambda _head: None,
-        on_idle=asked.set,
-        on_link=lambda _link, _reason: None,
-        on_stream=lambda _reason: None,
-    )
-    ship.start(5)
-    assert asked.wait(20)
-    ship.close(1)
+@pytest.mark.parametrize("busy", [False, True])
+def test_the_owner_is_asked_for_events_whether_or_not_anything_moves(
+    running: Running, tmp_path, busy
+):
+    asked, over = threading.Semaphore(0), threading.Event()
+    watched = Watched(running.address, tmp_path, on_tick=asked.release)
+    watched.ship.start(5)
+
+    def send() -> None:
+        while busy and not over.is_set():
+            watched.ship.submit(staged(b"a"))
+            time.sleep(0.001)  # a rank that computes between its tensors
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    assert all(asked.acquire(timeout=20) for _ in range(3))
+    over.set()
+    sender.join()
+    watched.ship.close(5)
+
+
+def test_what_the_agent_would_have_said_is_passed_on(running: Running, tmp_path):
+    running.agent.warnings = ["half of the time is used"]
+    watched = Watched(running.address, tmp_path)
+    watched.ship.start(5)
+    watched.ship.submit(staged(b"a"))
+    eventually(lambda: watched.warnings)
+    watched.ship.close(5)
+    assert set(watched.warnings) == {"half of the time is used"}
 
 
 @pytest.mark.parametrize("count", [1, 500])

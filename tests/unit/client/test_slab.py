@@ -48,7 +48,8 @@ class Rank:
             address,
             on_taken=self.taken.append,
             on_torn=self.torn.append,
-            on_idle=lambda: None,
+            on_tick=lambda: None,
+            on_warning=lambda _: None,
             on_link=lambda _link, _reason: None,
             on_stream=self.streams.append,
         )

@@ -166,7 +166,7 @@ def test_a_child_neither_sends_nor_hangs_nor_writes(host: Running):
     if child == 0:
         try:
             fill(session, 3)
-            pipeline._hand_over_events()
+            pipeline._declaring.events()
             session.step()
             session.close()
             os._exit(0 if not pipeline.armed else 9)

@@ -1,62 +1,257 @@
-"""Positions rise, and an event belongs to the iteration it began in."""
+"""Positions rise, an event belongs to the iteration it began in, and none of them is forgotten."""
+
+from __future__ import annotations
 
 import threading
+from collections import defaultdict
+from dataclasses import dataclass, field
 
-from rankdump.contract.events import Event, EventKind, ProcessGroup
-from rankdump.trace import Trace
-from rankdump.values import Collective
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankdump.contract.events import OPEN, Event, EventColumns, EventKind, ProcessGroup
+from rankdump.trace import OPEN_AFTER_US, STALL_NEWS_US, Trace
+from rankdump.values import Begun, Collective
+
+GROUP = ProcessGroup("0", (0, 1))
 
 
-def test_nested_and_overlapping_events_keep_their_places():
-    trace = Trace(clock_us=iter(range(100)).__next__)
-    outer = trace.started()
-    inner = trace.started()
-    trace.finished(inner, graph=0, name="inner", collective=None)
-    trace.finished(outer, graph=0, name="outer", collective=None)
+@dataclass
+class Clock:
+    """Microseconds that a test moves on."""
+
+    now: int = 0
+
+    def __call__(self) -> int:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def trace(clock: Clock) -> Trace:
+    return Trace(clock)
+
+
+def taken(trace: Trace) -> list[Event]:
     columns = trace.take()
-    assert columns is not None
-    assert [(e.name, e.position, e.end_position) for e in columns.events()] == [
-        ("inner", 2, 2),
-        ("outer", 1, 2),
-    ]
+    return [] if columns is None else columns.events()
+
+
+def places(trace: Trace) -> list[tuple[str, int, int]]:
+    return [(event.name, event.position, event.end_position) for event in taken(trace)]
+
+
+def all_reduce(sequence: int = 3) -> Collective:
+    return Collective(EventKind.ALL_REDUCE, GROUP, sequence, 10, "float32")
+
+
+def test_nested_and_overlapping_events_keep_their_places(trace):
+    outer = trace.started(graph=0, name="outer")
+    inner = trace.started(graph=0, name="inner")
+    trace.finished(inner)
+    trace.finished(outer)
+    assert places(trace) == [("inner", 2, 2), ("outer", 1, 2)]
     assert trace.take() is None
 
 
-def test_an_event_belongs_to_the_iteration_it_began_in():
-    trace = Trace()
-    trace.begin_iteration(0)
-    early = trace.started()
-    trace.begin_iteration(1)
-    late = trace.started()
-    trace.finished(late, graph=0, name="late", collective=None)
-    trace.finished(early, graph=0, name="early", collective=None)
-    columns = trace.take()
-    assert columns is not None
-    assert {e.name: e.iteration for e in columns.events()} == {"late": 1, "early": 0}
+def test_an_event_belongs_to_the_iteration_it_began_in(trace):
+    """However many iterations end before it does."""
+    trace.begin_iteration(7)
+    early = trace.started(graph=0, name="early", collective=all_reduce())
+    assert trace.end_iteration() == (1, 1)
+    assert [(e.name, e.iteration, e.end_position) for e in taken(trace)] == [("early", 7, OPEN)]
+    for iteration in (8, 9, 10):
+        trace.begin_iteration(iteration)
+        late = trace.started(graph=0, name="late")
+        trace.finished(late)
+        if iteration == 10:
+            trace.finished(early)
+        found = {e.name: e.iteration for e in taken(trace)}
+        assert found["late"] == iteration
+        trace.end_iteration()
+        assert trace.take() is None
+    assert found["early"] == 7
 
 
-def test_a_collective_carries_its_group():
-    trace = Trace()
-    group = ProcessGroup("0", (0, 1))
-    trace.finished(
-        trace.started(),
-        graph=0,
-        name="AllReduce-op3",
-        collective=Collective(EventKind.ALL_REDUCE, group, 3, 10, "float32"),
+def test_an_event_that_ends_between_two_iterations_belongs_to_the_first(trace):
+    trace.begin_iteration(4)
+    begun = trace.started(graph=0, name="a")
+    assert trace.end_iteration() == (1, 1)
+    trace.finished(begun)
+    trace.begin_iteration(5)
+    assert [(e.iteration, e.end_position) for e in taken(trace)] == [(4, 1)]
+
+
+def test_spans_follow_each_other(trace):
+    spans = []
+    for iteration, count in enumerate([2, 0, 3]):
+        trace.begin_iteration(iteration)
+        for _ in range(count):
+            trace.finished(trace.started(graph=0, name="x"))
+        spans.append(trace.end_iteration())
+    assert spans == [(1, 2), (0, 0), (3, 5)]
+
+
+def test_a_call_that_takes_long_is_told_of_once_and_told_again_when_complete(trace, clock):
+    begun = trace.started(graph=2, name="AllReduce-op3", collective=all_reduce())
+    trace.started(graph=2, name="an operator")
+    clock.now = OPEN_AFTER_US - 1
+    assert trace.take() is None
+    clock.now += 1
+    told = trace.take()
+    assert told is not None
+    assert told.groups == (GROUP,)
+    (event,) = told.events()
+    assert (event.end_position, event.start_us, event.end_us) == (OPEN, 0, 0)
+    assert (event.kind, event.group, event.sequence, event.graph) == (
+        EventKind.ALL_REDUCE,
+        "0",
+        3,
+        2,
     )
+    clock.now += OPEN_AFTER_US
+    assert trace.take() is None
+    trace.finished(begun)
+    assert places(trace) == [("AllReduce-op3", 1, 2)]
+
+
+def test_a_clock_that_is_set_back_hides_no_call(clock):
+    clock.now = 10 * OPEN_AFTER_US
+    trace = Trace(clock)
+    trace.started(graph=0, name="a", collective=all_reduce())
+    clock.now = 0
+    assert places(trace) == [("a", 1, OPEN)]
+
+
+def test_a_collective_carries_its_group(trace):
+    trace.finished(trace.started(graph=0, name="AllReduce-op3", collective=all_reduce()))
     columns = trace.take()
     assert columns is not None
     event = columns.events()[0]
-    assert columns.groups == (group,)
+    assert columns.groups == (GROUP,)
     assert (event.kind, event.group, event.sequence) == (EventKind.ALL_REDUCE, "0", 3)
     assert (event.element_count, event.dtype, event.peer) == (10, "float32", -1)
 
 
+def test_what_only_the_end_shows(trace):
+    unknown = Collective(EventKind.RECV, GROUP, 0)
+    begun = trace.started(graph=0, name="from anyone", collective=unknown)
+    known = Collective(EventKind.RECV, GROUP, 4, peer=1)
+    trace.finished(begun, name="from 1", collective=known)
+    (event,) = taken(trace)
+    assert (event.name, event.sequence, event.peer) == ("from 1", 4, 1)
+
+
+def test_stalls_are_noted_where_calls_begin_and_batches_leave(clock):
+    stalled = Clock(5)
+    trace = Trace(clock, stalled_us=stalled)
+    call = trace.started(graph=0, name="call", collective=all_reduce())
+    stalled.now = 9
+    trace.finished(call)
+    trace.finished(trace.started(graph=0, name="operator"))
+    columns = trace.take()
+    assert columns is not None
+    assert columns.stalled_us == 9
+    assert [e.stall_us for e in columns.events()] == [5, 0]
+
+
+def test_a_stall_that_grows_is_told_without_any_event(clock):
+    """Who waits for this rank wants to know why it does not come."""
+    stalled = Clock(0)
+    trace = Trace(clock, stalled_us=stalled)
+    stalled.now = STALL_NEWS_US - 1
+    assert trace.take() is None
+    stalled.now += 1
+    columns = trace.take()
+    assert columns is not None
+    assert (len(columns), columns.stalled_us) == (0, STALL_NEWS_US)
+    assert trace.take() is None
+
+
 def test_a_trace_that_keeps_nothing_still_counts():
     trace = Trace(keeps=False)
-    assert not trace.finished(trace.started(), graph=0, name="a", collective=None)
+    assert not trace.finished(trace.started(graph=0, name="a"))
     assert trace.take() is None
-    assert trace.started()[0] == 2
+    assert trace.started(graph=0, name="b").position == 2
+    assert trace.end_iteration() == (0, 0)
+
+
+@dataclass
+class Reports:
+    """What a reader of all batches knows."""
+
+    open: set[int] = field(default_factory=set[int])
+    complete: set[int] = field(default_factory=set[int])
+    of: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
+
+    def take(self, columns: EventColumns | None) -> None:
+        for event in [] if columns is None else columns.events():
+            assert event.position not in self.complete
+            if event.end_position == OPEN:
+                assert event.position not in self.open
+                self.open.add(event.position)
+            else:
+                assert event.end_position >= event.position
+                self.complete.add(event.position)
+            self.of[event.iteration].add(event.position)
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.sampled_from(["operator", "call", "take", "later", "step"]),
+        st.tuples(st.just("finish"), st.integers(0, 9)),
+    ),
+    max_size=60,
+)
+
+
+@given(steps=STEPS)
+def test_every_position_is_complete_or_open_by_the_end_of_its_iteration(steps):
+    """Law: by the end of an iteration every position of its span is reported, once as complete, or
+    once as open and, when it is complete, once more; and always as this iteration's."""
+    clock, reports, iteration, last = Clock(), Reports(), 0, 0
+    trace = Trace(clock)
+    running: list[Begun] = []
+    begun_in: dict[int, int] = {}
+
+    def end() -> None:
+        nonlocal last
+        span = trace.end_iteration()
+        reports.take(trace.take())
+        own = {position for position, began in begun_in.items() if began == iteration}
+        first, end = span
+        assert own == (set(range(first, end + 1)) if span != (0, 0) else set())
+        assert reports.of[iteration] == own
+        if own:
+            assert first == last + 1
+            last = end
+
+    for step in [*steps, "step"]:
+        if step in ("operator", "call"):
+            what = all_reduce() if step == "call" else None
+            running.append(trace.started(graph=0, name="x", collective=what))
+            begun_in[running[-1].position] = iteration
+        elif step == "take":
+            reports.take(trace.take())
+        elif step == "later":
+            clock.now += OPEN_AFTER_US
+        elif step == "step":
+            end()
+            iteration += 1
+            trace.begin_iteration(iteration)
+        elif running:
+            trace.finished(running.pop(int(step[1]) % len(running)))
+    for begun in running:
+        trace.finished(begun)
+    reports.take(trace.take())
+    assert reports.complete == set(begun_in)
+    for position, began in begun_in.items():
+        assert position in reports.of[began]
 
 
 def test_threads_lose_no_event_and_share_no_position():
@@ -65,13 +260,11 @@ def test_threads_lose_no_event_and_share_no_position():
 
     def run(graph: int) -> None:
         for number in range(2000):
-            trace.finished(trace.started(), graph=graph, name=f"{number}", collective=None)
+            trace.finished(trace.started(graph=graph, name=f"{number}"))
 
     def take() -> None:
         while not done.is_set():
-            columns = trace.take()
-            if columns is not None:
-                events.extend(columns.events())
+            events.extend(taken(trace))
 
     threads = [threading.Thread(target=run, args=(graph,)) for graph in range(4)]
     taker = threading.Thread(target=take)
@@ -81,24 +274,22 @@ def test_threads_lose_no_event_and_share_no_position():
         thread.join()
     done.set()
     taker.join()
-    rest = trace.take()
-    events += [] if rest is None else rest.events()
+    events += taken(trace)
     assert sorted(e.position for e in events) == list(range(1, 8001))
     assert {(e.graph, e.name) for e in events} == {
         (graph, f"{number}") for graph in range(4) for number in range(2000)
     }
     assert all(e.end_position >= e.position for e in events)
+    trace.end_iteration()
+    assert trace.take() is None
 
 
 def test_operators_and_collectives_stand_in_one_batch():
     trace = Trace(clock_us=iter(range(100)).__next__)
-    group = ProcessGroup("g", (0, 1))
-    what = Collective(EventKind.SEND, group, 5, 10, "float32", peer=1)
-    trace.finished(trace.started(), graph=2, name="a", collective=None)
-    trace.finished(trace.started(), graph=0, name="send", collective=what)
-    columns = trace.take()
-    assert columns is not None
-    operator, message = columns.events()
+    what = Collective(EventKind.SEND, ProcessGroup("g", (0, 1)), 5, 10, "float32", peer=1)
+    trace.finished(trace.started(graph=2, name="a"))
+    trace.finished(trace.started(graph=0, name="send", collective=what))
+    operator, message = taken(trace)
     assert operator == Event(2, 0, 1, 1, "a", EventKind.OPERATOR, 0, 1)
     assert (message.kind, message.group, message.sequence) == (EventKind.SEND, "g", 5)
     assert (message.element_count, message.dtype, message.peer) == (10, "float32", 1)

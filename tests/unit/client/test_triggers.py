@@ -351,7 +351,7 @@ def test_an_exception_that_the_job_survives_is_an_iteration_of_its_own(running):
     for iteration in range(3):
         pipeline.begin_iteration(iteration)
         recorder.observe(seen("x", Side.INPUT, ArraySource(GOOD)))
-        recorder.finished(recorder.started(), graph=0, name="x")
+        recorder.finished(recorder.started(graph=0, name="x"))
         recorder.settled("x", raised=iteration == 1)
         recorder.settled("x")
         pipeline.end_iteration(ran=True)

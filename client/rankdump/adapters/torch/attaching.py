@@ -108,6 +108,7 @@ class TorchHook:
 
     def _disarm(self) -> None:
         self._uninstall()
+        self._calls.restart()
         self._parameters.stop()
         self._gradients.release()
         self._describer.forget()

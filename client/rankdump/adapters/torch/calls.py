@@ -31,6 +31,7 @@ from rankdump.adapters.torch.raising import (
 from rankdump.adapters.torch.scopes import Operator
 from rankdump.contract.key import Side
 from rankdump.hook import Leaf, leaves_of_call, leaves_of_result
+from rankdump.values import Begun
 
 
 @dataclass(slots=True, eq=False)
@@ -44,7 +45,7 @@ class Frame:
     """It is a recomputation."""
     handled: int
     """The error that the script was handling already."""
-    begun: tuple[int, int] = (0, 0)
+    begun: Begun | None = None
     fault: Fault | None = None
     """An error that came out of a call inside this one."""
     sketch: Sketch | None = None
@@ -86,8 +87,12 @@ class Calls:
         self._generation = 0
 
     def restart(self) -> None:
-        """Forget the calls that are still open: an iteration begins."""
+        """Forget the calls that are still open: an iteration begins, or nothing is seen any more.
+
+        Those of another thread are over when that thread makes its next call.
+        """
         self._generation += 1
+        self._frames()
 
     def enter(
         self, operator: Operator, args: Sequence[object], kwargs: Mapping[str, object]
@@ -107,7 +112,8 @@ class Calls:
         try:
             self._read(frame, call, leaves)
         finally:
-            frame.begun = self._observer.recorder.started()
+            graph = self._observer.graph
+            frame.begun = self._observer.recorder.started(graph=graph, name=frame.name)
 
     def leave(self, operator: Operator, result: object) -> None:
         """Close a call and hand over its results; those of a call that raised are None."""
@@ -132,6 +138,7 @@ class Calls:
     def _frames(self) -> list[Frame]:
         stack = self._stack
         if stack.generation != self._generation:
+            self._finish(stack.frames)
             stack.frames.clear()
             stack.generation = self._generation
         return stack.frames
@@ -187,11 +194,13 @@ class Calls:
             return []
         closing = frames[at:]
         del frames[at:]
-        recorder, graph = self._observer.recorder, self._observer.graph
-        for frame in reversed(closing):
-            if frame.call is not None:
-                recorder.finished(frame.begun, graph=graph, name=frame.name)
+        self._finish(closing)
         return closing
+
+    def _finish(self, frames: Sequence[Frame]) -> None:
+        for frame in reversed(frames):
+            if frame.begun is not None:
+                self._observer.recorder.finished(frame.begun)
 
     def _numbered(self, operator: Operator, leaves: Sequence[Leaf]) -> tuple[Call, bool]:
         tensors = (leaf.value for leaf in leaves if isinstance(leaf.value, Tensor))

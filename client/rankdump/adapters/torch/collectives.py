@@ -29,6 +29,7 @@ from rankdump.adapters.torch.communication import (
     tensors_in,
 )
 from rankdump.adapters.torch.completion import Waits
+from rankdump.adapters.torch.limits import timeout_of
 from rankdump.contract.events import EventKind
 from rankdump.values import Recorder
 
@@ -144,6 +145,7 @@ class Patch:
             self._waits.watch(work, pending)
         except Exception as error:
             process.failed(error)
+            process.end(pending)
 
 
 def _begun(group: dist.ProcessGroup, method: Method, arguments: Sequence[object]) -> Pending | None:
@@ -157,6 +159,7 @@ def _begun(group: dist.ProcessGroup, method: Method, arguments: Sequence[object]
         if method.peer_at is not None:
             peer = members.ranks[int(str(arguments[method.peer_at]))]
         rank = members.ranks[group.rank()]
+        device = tensors[0].device if tensors else None
         return process.begin(
             Request(
                 kind=method.kind,
@@ -165,7 +168,8 @@ def _begun(group: dist.ProcessGroup, method: Method, arguments: Sequence[object]
                 element_count=element_count,
                 dtype=dtype,
                 peer=peer,
-                on_device=bool(tensors) and tensors[0].device.type != "cpu",
+                on_device=device is not None and device.type != "cpu",
+                timeout=timeout_of(group, device),
             )
         )
     except Exception as error:

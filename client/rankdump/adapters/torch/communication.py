@@ -22,7 +22,8 @@ from torch import Tensor
 from rankdump.adapters.torch.tensors import dtype_name
 from rankdump.contract.events import EventKind
 from rankdump.contract.events import ProcessGroup as Group
-from rankdump.values import Collective, Recorder
+from rankdump.contract.timeouts import GroupTimeout
+from rankdump.values import Begun, Collective, Recorder
 
 ANY_SOURCE = -1
 
@@ -59,6 +60,8 @@ class Request:
     """What stands between the group and the operation in the name."""
     on_device: bool = False
     """Its tensors lie on an accelerator, whose works tell the host no end."""
+    timeout: GroupTimeout | None = None
+    """How long it may wait, where that is known."""
 
 
 @dataclass(slots=True, eq=False)
@@ -68,7 +71,7 @@ class Pending:
     request: Request
     sequence: int | None
     """None until the sender of a message from anyone is known."""
-    begun: list[tuple[Recorder, int, tuple[int, int]]]
+    begun: list[tuple[Recorder, Begun]]
     sequences: Sequences
     _open: list[None] = field(default_factory=lambda: [None])
 
@@ -78,22 +81,15 @@ class Pending:
             self._open.pop()
         except IndexError:
             return
-        request = self.request
-        peer = request.peer if peer is None else peer
-        sequence = self.sequence
-        if sequence is None:
-            sequence = _message_number(self.sequences, request, peer)
-        collective = Collective(
-            kind=request.kind,
-            group=request.group,
-            sequence=sequence,
-            element_count=request.element_count,
-            dtype=request.dtype,
-            peer=peer,
-        )
-        name = name_of(request, peer, sequence)
-        for recorder, graph, begun in self.begun:
-            recorder.finished(begun, graph=graph, name=name, collective=collective)
+        if self.sequence is not None:
+            for recorder, begun in self.begun:
+                recorder.finished(begun)
+            return
+        peer = self.request.peer if peer is None else peer
+        sequence = _message_number(self.sequences, self.request, peer)
+        name, what = name_of(self.request, peer, sequence), _what(self.request, peer, sequence)
+        for recorder, begun in self.begun:
+            recorder.finished(begun, name=name, collective=what)
 
 
 class Communication:
@@ -142,11 +138,15 @@ class Communication:
             number = None
         else:
             number = _message_number(self._sequences, request, request.peer)
-        told: dict[int, tuple[Recorder, int, tuple[int, int]]] = {}
-        for recorder, graph in self._listeners:
-            if recorder.armed and id(recorder) not in told:
-                told[id(recorder)] = (recorder, graph, recorder.started())
-        return Pending(request, number, list(told.values()), self._sequences)
+        return Pending(request, number, self._tell(request, number), self._sequences)
+
+    def end(self, pending: Pending | None, peer: int | None = None) -> None:
+        """Record the end of a request, if it was begun; never raises."""
+        try:
+            if pending is not None:
+                pending.finish(peer)
+        except Exception as error:
+            self.failed(error)
 
     def warn_once(self, message: str) -> None:
         """Say something to every recorder."""
@@ -156,6 +156,22 @@ class Communication:
     def failed(self, error: Exception) -> None:
         """Report that a collective could not be recorded."""
         self.warn_once(f"a collective is not recorded: {type(error).__name__}: {error}")
+
+    def _tell(self, request: Request, number: int | None) -> list[tuple[Recorder, Begun]]:
+        """Start the event with every recorder that is armed, once with each."""
+        told: dict[int, tuple[Recorder, Begun]] = {}
+        for recorder, graph in self._listeners:
+            if not recorder.armed or id(recorder) in told:
+                continue
+            if request.timeout is not None:
+                recorder.limited(request.timeout)
+            name, what = (
+                name_of(request, request.peer, number),
+                _what(request, request.peer, number),
+            )
+            begun = recorder.started(graph=graph, name=name, collective=what)
+            told[id(recorder)] = (recorder, begun)
+        return list(told.values())
 
 
 def group_of(group: dist.ProcessGroup) -> Group:
@@ -169,11 +185,27 @@ def size_of(tensors: Iterable[Tensor]) -> tuple[int, str]:
     return sum(tensor.numel() for tensor in found), dtype_name(found[0]) if found else ""
 
 
-def name_of(request: Request, peer: int, sequence: int) -> str:
-    """Return the name of a collective or message, unique within its iteration."""
-    between = request.scope if request.kind.collective else f"peer-{peer}/"
+def name_of(request: Request, peer: int, sequence: int | None) -> str:
+    """Return the name of a collective or message, unique within its iteration.
+
+    A message whose sender is not known yet has no number, and a name that others share.
+    """
     title = _TITLES[request.kind]
+    if sequence is None:
+        return f"Default/group-{request.group.name}/peer-any/{title}"
+    between = request.scope if request.kind.collective else f"peer-{peer}/"
     return f"Default/group-{request.group.name}/{between}{title}-op{sequence}"
+
+
+def _what(request: Request, peer: int, sequence: int | None) -> Collective:
+    return Collective(
+        kind=request.kind,
+        group=request.group,
+        sequence=sequence or 0,
+        element_count=request.element_count,
+        dtype=request.dtype,
+        peer=peer,
+    )
 
 
 def _message_number(sequences: Sequences, request: Request, peer: int) -> int:

@@ -55,7 +55,7 @@ class Waits:
     def watch(self, work: Any, pending: Pending) -> None:
         """Finish the event when the work is complete; without a work it already is."""
         if not isinstance(work, dist.Work):
-            pending.finish()
+            process.end(pending)
         elif not pending.begun:
             # Nobody records it; only its number mattered, unless the end is to tell it.
             if pending.sequence is None:
@@ -69,18 +69,17 @@ class Waits:
         if pending is None:
             return
         try:
-            pending.finish(_sender(work, pending))
-        except Exception as error:
-            process.failed(error)
+            sender = _sender(work, pending)
+        except Exception:  # a wait that failed: nobody knows who would have sent
+            sender = None
+        process.end(pending, sender)
 
     def _wait_for(self, work: dist.Work, pending: Pending) -> None:
         self._pending[id(work)] = pending
         weakref.finalize(work, self._let_go, id(work)).atexit = False
 
     def _let_go(self, identity: int) -> None:
-        pending = self._pending.pop(identity, None)
-        if pending is not None:
-            pending.finish()
+        process.end(self._pending.pop(identity, None))
 
 
 def _finish_by_future(work: dist.Work, pending: Pending) -> bool:
@@ -93,10 +92,7 @@ def _finish_by_future(work: dist.Work, pending: Pending) -> bool:
         return False
 
     def done(_: object) -> None:
-        try:
-            pending.finish()
-        except Exception as error:
-            process.failed(error)
+        process.end(pending)
 
     future.add_done_callback(done)
     return True

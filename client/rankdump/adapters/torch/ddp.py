@@ -22,6 +22,7 @@ from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 
 from rankdump.adapters.torch.communication import Pending, Request, group_of, process, size_of
+from rankdump.adapters.torch.limits import timeout_of
 from rankdump.contract.events import EventKind
 
 if TYPE_CHECKING:
@@ -79,11 +80,15 @@ class Buckets:
         # DDP multiplies while it copies gradients into a bucket, and divides a sparse one.
         buffer.div_(divisor) if buffer.is_sparse else buffer.mul_(1.0 / divisor)
         pending = _begun(group, bucket.index(), buffer)
-        with process.counted():
-            future = group.allreduce([buffer]).get_future()
+        try:
+            with process.counted():
+                future = group.allreduce([buffer]).get_future()
+        except BaseException:
+            process.end(pending)
+            raise
 
         def done(reduced: Future[list[Tensor]]) -> Tensor:
-            _finish(pending)
+            process.end(pending)
             return reduced.value()[0]
 
         return future.then(done)
@@ -129,20 +134,20 @@ def _begun(group: dist.ProcessGroup, index: int, buffer: Tensor) -> Pending | No
         members = group_of(group)
         element_count, dtype = size_of([buffer])
         rank = members.ranks[group.rank()]
-        scope = f"bucket-{index}/"
-        kind = EventKind.ALL_REDUCE
-        return process.begin(Request(kind, members, rank, element_count, dtype, scope=scope))
+        return process.begin(
+            Request(
+                kind=EventKind.ALL_REDUCE,
+                group=members,
+                rank=rank,
+                element_count=element_count,
+                dtype=dtype,
+                scope=f"bucket-{index}/",
+                timeout=timeout_of(group, buffer.device),
+            )
+        )
     except Exception as error:
         process.failed(error)
         return None
-
-
-def _finish(pending: Pending | None) -> None:
-    try:
-        if pending is not None:
-            pending.finish()
-    except Exception as error:
-        process.failed(error)
 
 
 _dist: Any = dist

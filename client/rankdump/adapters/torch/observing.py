@@ -48,7 +48,7 @@ class Observer:
 
     def event(self, name: str) -> None:
         """Record an event without duration."""
-        self.recorder.finished(self.recorder.started(), graph=self.graph, name=name)
+        self.recorder.finished(self.recorder.started(graph=self.graph, name=name))
 
     def failed(self, error: Exception) -> None:
         """Report that a hook could not do its work."""

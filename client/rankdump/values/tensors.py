@@ -1,15 +1,13 @@
-"""The frozen values that the rooms of a training process hand to each other."""
+"""A tensor from where it lies in the job until its bytes are a copy, and what is decided of it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, Protocol
 
-from rankdump.contract.events import EventKind, ProcessGroup
 from rankdump.contract.exchange import RecordHead
-from rankdump.contract.graph import GraphNode, GraphParameter
 from rankdump.contract.key import Side
 from rankdump.contract.plan import Precision
 
@@ -149,113 +147,3 @@ class Placing(Enum):
     """There was no room, and patience ended."""
     ELSEWHERE = "elsewhere"
     """It has to go another way: no shared memory, or too large for one entry."""
-
-
-@dataclass(frozen=True, slots=True)
-class Collective:
-    """What a collective or message is, beside its times."""
-
-    kind: EventKind
-    group: ProcessGroup
-    sequence: int
-    """Number in its group; of a message in its (group, sender, receiver)."""
-    element_count: int = 0
-    dtype: str = ""
-    peer: int = -1
-    """Global rank at the other end of a send or receive."""
-
-
-class Recorder(Protocol):
-    """What an adapter may ask of a session.
-
-    No method raises into the training job or holds it up longer than `block_timeout_s`.
-    """
-
-    @property
-    def armed(self) -> bool:
-        """Whether the plan selects the iteration that runs now on this rank."""
-        ...
-
-    def wants(self, op_name: str, side: Side) -> bool:
-        """Return whether tensors of that operator and side are kept in this iteration."""
-        ...
-
-    def observe(self, observation: Observation) -> None:
-        """Take one tensor, if the plan selects it."""
-        ...
-
-    def lose(self, op_name: str, side: Side, reason: str) -> None:
-        """Count a tensor that could not be read, if the plan selects it."""
-        ...
-
-    def settled(self, op_name: str, *, raised: bool = False) -> None:
-        """Say that one call of an operator is over: all its tensors were handed over.
-
-        A plan that keeps operators with an overflow, or the one that raised, decides here.
-        """
-        ...
-
-    def mark(self, graph: int, names: frozenset[str]) -> None:
-        """Say which operators of a graph the script marked with `set_dump`.
-
-        Names are scopes without the type and number of a call, as
-        `network-Net/conv1-Conv2d`, and dotted names of parameters.
-        """
-        ...
-
-    @property
-    def describing(self) -> bool:
-        """Whether operators are to be described now: in the first armed iteration."""
-        ...
-
-    def describe(self, graph: int, node: GraphNode) -> None:
-        """Take an operator's part in the graph; the first description of a name counts."""
-        ...
-
-    def describe_parameter(self, graph: int, parameter: GraphParameter) -> None:
-        """Take a parameter's part in the graph."""
-        ...
-
-    @property
-    def wants_arguments(self) -> bool:
-        """Whether the plan keeps the arguments of operators, in this iteration."""
-        ...
-
-    def arguments(self, graph: int, op_type: str, op_name: str, values: Mapping[str, str]) -> None:
-        """Take what an operator was configured with, if the plan selects the operator."""
-        ...
-
-    def started(self) -> tuple[int, int]:
-        """Advance the rank's program by one event; return its position and the time in us."""
-        ...
-
-    def finished(
-        self,
-        begun: tuple[int, int],
-        *,
-        graph: int,
-        name: str,
-        collective: Collective | None = None,
-    ) -> None:
-        """Record an event begun earlier as complete now; from any thread."""
-        ...
-
-    def warn_once(self, message: str) -> None:
-        """Log a warning the first time it is said."""
-        ...
-
-
-class IterationHook(Protocol):
-    """What a session calls on an attached adapter."""
-
-    def iteration_begins(self, iteration: int, armed: bool) -> None:
-        """Install or remove what observes the job; called on the training thread."""
-        ...
-
-    def iteration_ends(self, iteration: int, armed: bool) -> None:
-        """Hand over what is read at the end of an iteration, such as parameters."""
-        ...
-
-    def detach(self) -> None:
-        """Leave the job as it was before."""
-        ...

@@ -1,0 +1,28 @@
+"""The frozen values that the rooms of a training process hand to each other."""
+
+from rankdump.values.recording import Begun, Collective, IterationHook, Recorder
+from rankdump.values.tensors import (
+    Accelerator,
+    Decision,
+    Deferred,
+    Observation,
+    Placing,
+    Staged,
+    TensorSource,
+    Transfer,
+)
+
+__all__ = [
+    "Accelerator",
+    "Begun",
+    "Collective",
+    "Decision",
+    "Deferred",
+    "IterationHook",
+    "Observation",
+    "Placing",
+    "Recorder",
+    "Staged",
+    "TensorSource",
+    "Transfer",
+]
