@@ -137,6 +137,8 @@ def test_what_was_said_before_the_coordinator_came_arrives_in_order(agent, coord
     assert agent.reporter.flush(WAIT_S) == 0
     reports = coordinator.reports
     numbers = [r.sequence for r in reports]
+    sizes = [len(r.sessions) + len(r.timeouts) + len(r.events) + len(r.iterations) for r in reports]
+    assert [b - a for a, b in zip([0, *numbers], numbers, strict=False)] == sizes
     assert numbers == sorted(set(numbers))
     assert numbers[-1] == 14
     assert {r.agent_id for r in [*reports, *coordinator.greetings]} == {agent.ledger.log.agent_id()}

@@ -152,7 +152,9 @@ class Conversation:
         """Return whether two items must not share a message.
 
         What has arrived before is told again, and a message that held something new besides would
-        not be known as a repetition.
+        not be known as a repetition. Those of a message follow each other: only the last number is
+        said.
         """
         careful = earlier.number <= self._careful_to
-        return careful or earlier.number <= self._known < later.number
+        gap = earlier.number + 1 < later.number
+        return careful or gap or earlier.number <= self._known < later.number
