@@ -112,7 +112,7 @@ def _check_arguments(sequence: int, arguments: KernelArguments) -> None:
 
 def _check_timeouts(sequence: int, timeouts: Timeouts) -> None:
     groups = timeouts.groups
-    _check_counts(sequence, map(len, (timeouts.variables, groups, timeouts.limits)))
+    _check_counts(sequence, [*map(len, (timeouts.variables, groups, timeouts.limits))])
     _check_texts(sequence, chain.from_iterable((g.group, g.backend) for g in groups))
     _check_texts(sequence, (*timeouts.variables, *timeouts.variables.values(), *timeouts.limits))
     if not all(map(math.isfinite, timeouts.limits.values())):
