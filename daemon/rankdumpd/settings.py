@@ -62,6 +62,8 @@ class AgentSettings:
     """Group that may map it; empty means the group of this process."""
     max_record_bytes: int = 16 * _GIB
     """Largest tensor that is taken."""
+    report_bytes: int = 1 * _GIB
+    """What is kept on disk until the coordinator has it; beyond it the oldest events are lost."""
     keep_free_bytes: int = 64 * _MIB
     """Tensors are refused rather than leave less than this on their disk."""
     drain_timeout_s: float = 30.0
@@ -83,6 +85,7 @@ class AgentSettings:
                 "settings", "agent.runtime_dir", self.runtime_dir, "an absolute folder"
             )
         _between("agent.max_record_bytes", self.max_record_bytes, 1, 1 << 50)
+        _between("agent.report_bytes", self.report_bytes, self.workers * _MIB, 1 << 50)
         _between("agent.keep_free_bytes", self.keep_free_bytes, 0, 1 << 60)
         _between("agent.drain_timeout_s", self.drain_timeout_s, 0, 86_400)
 

@@ -142,6 +142,7 @@ class Stream:
         self._changed = threading.Condition()
         self.acknowledged = 0
         self.draining = False
+        self.warnings: list[str] = []
         self.code: grpc.StatusCode | None = None
         self.details = ""
         self._thread = threading.Thread(target=self._listen)
@@ -164,6 +165,9 @@ class Stream:
 
     def wait_draining(self) -> None:
         self._wait(lambda: self.draining)
+
+    def wait_warned(self, count: int = 1) -> None:
+        self._wait(lambda: len(self.warnings) >= count)
 
     def wait_over(self) -> grpc.StatusCode:
         self._wait(lambda: self.code is not None)
@@ -193,6 +197,7 @@ class Stream:
                 with self._changed:
                     self.acknowledged = answer.acknowledged_sequence
                     self.draining = self.draining or answer.draining
+                    self.warnings += answer.warnings
                     self._changed.notify_all()
             code, details = grpc.StatusCode.OK, ""
         except grpc.RpcError as error:

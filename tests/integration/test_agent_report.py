@@ -1,156 +1,417 @@
-"""What an agent tells a coordinator that comes late, goes away, or refuses."""
+"""What an agent tells a coordinator that comes late, goes away, refuses, or forgets."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from concurrent import futures
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import grpc
 import pytest
+from suites.stub_coordinator import StubCoordinator
 
 from rankdump.contract.events import Event, EventColumns, EventKind
-from rankdump.contract.status import IterationStatus, Load, RankEvents, SessionState, SessionStatus
-from rankdump.wire.events import events_from_wire
-from rankdump.wire.v1 import coordinator_pb2, coordinator_pb2_grpc
-from rankdumpd.agent import report
-from rankdumpd.agent.report import Reporter
+from rankdump.contract.exchange import IterationEnd, SessionRequest
+from rankdump.contract.plan import DumpPlan, Output
+from rankdump.contract.status import IterationStatus, Load, SessionState, SessionStatus
+from rankdump.contract.timeouts import Timeouts
+from rankdump.wire.frames import declaration_frame
+from rankdumpd.agent.ledger import Ledger, log
+from rankdumpd.agent.report import Reporter, stream, texts
+from rankdumpd.agent.report.ports import Times
+from rankdumpd.agent.values import Declared, Ticket
 
 WAIT_S = 60
-SOURCE = RankEvents("job", 3)
 SESSION = SessionStatus("job", "s", 3, 4, 3, "here", 1, SessionState.OPEN)
+REQUEST = SessionRequest(
+    "job", "s", 3, 4, 3, "here", 1, "none 0", "CPU", DumpPlan(Output("/dump")).to_json(), b""
+)
+TIMES = Times(heartbeat_s=0.05, first_retry_s=0.01, last_retry_s=0.05)
 
 
-def events(count: int, iteration: int = 0) -> EventColumns:
-    return EventColumns.of(
-        [Event(0, iteration, n, n, f"op{n}", EventKind.OPERATOR, n, n + 1) for n in range(count)]
-    )
+def events(first: int, count: int, iteration: int = 0) -> EventColumns:
+    found = [
+        Event(0, iteration, n, n, f"op{n % 1000}", EventKind.OPERATOR, n, n + 1)
+        if n % 3
+        else Event(
+            0, iteration, n, n, "sync", EventKind.BARRIER, n, n + 1, group=f"g{n % 2}", sequence=n
+        )
+        for n in range(first, first + count)
+    ]
+    return EventColumns.of(found)
 
 
-class Coordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
-    """Takes reports, and breaks off where it is told to."""
+class Agent:
+    """Ledger and reporter of an agent, and frames that come to it."""
 
-    def __init__(self, folder: Path) -> None:
-        self.address = f"unix:{folder}/c.sock"
-        self.reports: list[coordinator_pb2.ReportRequest] = []
-        self.faults: list[grpc.StatusCode] = []
-        self._server: grpc.Server | None = None
+    def __init__(self, folder: Path, address: str, report_bytes: int) -> None:
+        self.folder, self.address, self.report_bytes = folder, address, report_bytes
+        self.sequence = 0
+        self.warned: list[tuple[str, str]] = []
+        self.begin()
+        self.ledger.open_session(REQUEST)
 
-    def Report(self, request_iterator, context) -> Iterator[coordinator_pb2.ReportResponse]:  # noqa: N802 - the generated base class's name
-        for request in request_iterator:
-            self.reports.append(request)
-            if self.faults:
-                context.abort(self.faults.pop(0), "failing on purpose")
-            yield coordinator_pb2.ReportResponse(acknowledged_sequence=request.sequence)
+    def begin(self) -> None:
+        self.ledger = Ledger(self.folder / "state", report_bytes=self.report_bytes)
+        self.reporter = Reporter(
+            self.address,
+            self.ledger.log,
+            load=lambda: Load(queued_records=7),
+            warn=lambda job, text: self.warned.append((job, text)),
+            tell_again=self.tell_again,
+            times=TIMES,
+        )
 
-    def Status(self, request, context):  # noqa: N802 - as above
-        context.abort(grpc.StatusCode.UNIMPLEMENTED, "")
+    def tell_again(self) -> None:
+        self.reporter.session(SESSION, "/dump")
+        self.ledger.log.tell_again("s")
 
-    def Order(self, request, context):  # noqa: N802 - as above
-        context.abort(grpc.StatusCode.UNIMPLEMENTED, "")
+    def take(self, *declarations) -> None:
+        first = self.sequence + 1
+        self.sequence += len(declarations)
+        frames = [
+            Declared(Ticket("s", n), each, declaration_frame(n, each).SerializeToString())
+            for n, each in enumerate(declarations, first)
+        ]
+        self.ledger.commit((), (), frames, {"s": self.sequence}, synced=False)
+        for frame in frames:
+            if isinstance(frame.declaration, IterationEnd):
+                end = frame.declaration
+                status = IterationStatus("job", "s", 3, end.iteration, True, stall_us=end.stall_us)
+                self.ledger.iteration_ended(frame.ticket, end, (), status)
+            elif isinstance(frame.declaration, Timeouts):
+                self.ledger.timeouts_kept(frame.ticket)
+        self.reporter.wake()
 
-    def Hints(self, request, context):  # noqa: N802 - as above
-        context.abort(grpc.StatusCode.UNIMPLEMENTED, "")
+    def bodies(self) -> int:
+        """Return how many frames of events are still kept."""
+        query = "SELECT COUNT(*) FROM declarations WHERE kind = 'EventColumns' AND body <> x''"
+        ((count,),) = self.ledger._select(query)
+        return count
 
-    def Clock(self, request, context):  # noqa: N802 - the name is the service's
-        raise NotImplementedError
-
-    def start(self) -> None:
-        self._server = grpc.server(futures.ThreadPoolExecutor(4))
-        coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(self, self._server)
-        self._server.add_insecure_port(self.address)
-        self._server.start()
-
-    def stop(self) -> None:
-        if self._server:
-            self._server.stop(0).wait()
-            self._server = None
+    def close(self) -> None:
+        self.reporter.stop()
+        self.reporter.stop()
+        self.ledger.close()
 
 
 @pytest.fixture
-def coordinator(short_dir: Path) -> Iterator[Coordinator]:
-    coordinator = Coordinator(short_dir)
+def coordinator(short_dir: Path) -> Iterator[StubCoordinator]:
+    coordinator = StubCoordinator(short_dir)
     yield coordinator
     coordinator.stop()
 
 
 @pytest.fixture
-def reporter(coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reporter]:
-    monkeypatch.setattr(report, "LAST_RETRY_S", 0.1)
-    reporter = Reporter(coordinator.address, lambda: Load(queued_records=7))
-    reporter.start()
-    yield reporter
-    reporter.stop()
-    reporter.stop()
+def make_agent(coordinator: StubCoordinator, tmp_path: Path) -> Iterator[Callable[..., Agent]]:
+    with contextlib.ExitStack() as stack:
+
+        def make(address: str = coordinator.address, report_bytes: int = 1 << 30) -> Agent:
+            agent = Agent(tmp_path, address, report_bytes)
+            stack.callback(agent.close)
+            agent.reporter.start()
+            return agent
+
+        yield make
 
 
-def test_what_was_said_before_the_coordinator_came_arrives_in_order(coordinator, reporter):
+@pytest.fixture
+def agent(make_agent) -> Agent:
+    return make_agent()
+
+
+def forgotten(agent: Agent, coordinator: StubCoordinator) -> None:
+    """Wait until the log is empty: its items are forgotten after an answer to a heartbeat."""
+    coordinator.wait(lambda: agent.ledger.log.waiting(0)[0] == 0)
+
+
+def test_what_was_said_before_the_coordinator_came_arrives_in_order(agent, coordinator):
     """A late coordinator hears everything, events before the balance of their iteration."""
-    reporter.session(SESSION, "/dump")
-    reporter.events(SOURCE, events(45_000))
-    reporter.iteration(IterationStatus("job", "s", 3, 0, True, expected=1, stored=1))
+    agent.reporter.session(SESSION, "/dump")
+    agent.take(Timeouts({"HCCL_EXEC_TIMEOUT": "1800"}))
+    for n in range(11):
+        agent.take(events(4096 * n, 4096))
+    agent.take(IterationEnd(0, 0, stall_us=5))
     coordinator.start()
-    assert reporter.flush(WAIT_S) == 0
+    assert agent.reporter.flush(WAIT_S) == 0
     reports = coordinator.reports
-    assert [r.sequence for r in reports] == list(range(1, len(reports) + 1))
-    assert len({r.agent_id for r in reports}) == 1
+    numbers = [r.sequence for r in reports]
+    sizes = [len(r.sessions) + len(r.timeouts) + len(r.events) + len(r.iterations) for r in reports]
+    assert [b - a for a, b in zip([0, *numbers], numbers, strict=False)] == sizes
+    assert numbers == sorted(set(numbers))
+    assert numbers[-1] == 14
+    assert {r.agent_id for r in [*reports, *coordinator.greetings]} == {agent.ledger.log.agent_id()}
     assert reports[0].sessions[0].session_id == "s"
     assert dict(reports[0].roots) == {"job": "/dump"}
     assert reports[0].load.queued_records == 7
-    columns = [events_from_wire(e.columns) for r in reports for e in r.events]
-    positions = [p for column in columns for p in column.columns["position"].tolist()]
-    assert positions == list(range(45_000))
-    assert columns[0].events()[0].name == "op0"
-    balances = [n for n, r in enumerate(reports) if r.iterations]
-    assert balances == [max(n for n, r in enumerate(reports) if r.events)]
+    assert reports[0].host
+    (timeouts,) = (each for r in reports for each in r.timeouts)
+    assert (timeouts.rank, timeouts.timeouts.variables["HCCL_EXEC_TIMEOUT"]) == (3, "1800")
+    assert coordinator.positions("s") == list(range(11 * 4096))
+    (first, *_) = coordinator.columns
+    assert first[2].events()[:5] == events(0, 5).events()
+    assert all(len(r.SerializeToString()) < 4 << 20 for r in reports)
+    balances = [r for r in reports if r.iterations]
+    assert [b.iterations[0].stall_us for b in balances] == [5]
+    assert balances[0].sequence == 14
 
 
-def test_unanswered_report_is_sent_again_under_its_number(coordinator, reporter):
-    """A connection that breaks costs a repetition, which the number gives away, and no report."""
-    coordinator.faults = [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNAVAILABLE]
+def test_names_are_said_once_a_stream(agent, coordinator, monkeypatch):
+    """A name costs its length once; a table that grew too large starts anew."""
+    monkeypatch.setattr(texts, "MAX_TEXTS", 1_500)
     coordinator.start()
-    reporter.iteration(IterationStatus("job", "s", 3, 5, True))
-    assert reporter.flush(WAIT_S) == 0
-    told = [r for r in coordinator.reports if r.iterations]
-    assert len(told) == 3
-    assert len({r.SerializeToString(deterministic=True) for r in told}) == 1
-    assert reporter.findings() == []
+    for n in range(6):
+        agent.take(events(1200 * n, 1200))
+        assert agent.reporter.flush(WAIT_S) == 0
+    said = [t for r in coordinator.reports for t in r.texts.texts]
+    assert len(said) == len(set(said)) == 1003
+    named = EventColumns.of(
+        [Event(0, 1, n, n, f"other{n}", EventKind.OPERATOR, n, n) for n in range(900)]
+    )
+    agent.take(named)
+    assert agent.reporter.flush(WAIT_S) == 0
+    agent.take(events(0, 10))
+    assert agent.reporter.flush(WAIT_S) == 0
+    *_, before, last = coordinator.reports
+    assert before.texts.first > 0
+    assert last.texts.first == 0
+    assert [e.name for e in coordinator.columns[-2][2].events()] == [
+        f"other{n}" for n in range(900)
+    ]
+    assert coordinator.columns[-1][2].events() == events(0, 10).events()
 
 
-def test_refused_report_is_counted_and_does_not_block_the_next(coordinator, reporter):
-    """What a coordinator refuses for good is given up by number; what follows arrives."""
-    coordinator.faults = [grpc.StatusCode.INVALID_ARGUMENT]
+def test_what_is_not_safe_is_kept_and_told_again(agent, coordinator):
+    """Bodies stay until the coordinator has them for good, though the iteration is long over."""
+    coordinator.holds_back = True
     coordinator.start()
-    reporter.events(SOURCE, events(10))
-    assert reporter.flush(WAIT_S) == 0
-    reporter.iteration(IterationStatus("job", "s", 3, 6, True))
-    assert reporter.flush(WAIT_S) == 0
-    assert coordinator.reports[-1].iterations[0].iteration == 6
-    assert reporter.findings() == ["10 events never reached the coordinator"]
+    agent.take(events(0, 100), IterationEnd(0, 0), events(100, 100))
+    assert agent.reporter.flush(WAIT_S) == 0
+    assert agent.bodies() == 2
+    coordinator.stop()
+    coordinator.forget()
+    agent.take(IterationEnd(1, 0))
+    coordinator.holds_back = False
+    coordinator.start()
+    assert agent.reporter.flush(WAIT_S) == 0
+    assert coordinator.positions("s") == list(range(200))
+    forgotten(agent, coordinator)
+    assert agent.bodies() == 0
+    agent.take(events(200, 100))
+    assert agent.reporter.flush(WAIT_S) == 0
+    forgotten(agent, coordinator)
+    # Safe there, and still needed here: its iteration runs.
+    assert agent.bodies() == 1
+    assert agent.ledger.unapplied("s") != []
+    agent.take(IterationEnd(2, 0))
+    assert agent.bodies() == 0
+    assert agent.ledger.unapplied("s") == []
 
 
-def test_memory_for_an_absent_coordinator_is_bounded(reporter, monkeypatch):
-    """While nobody listens, what exceeds the bounds is dropped and counted."""
-    monkeypatch.setattr(report, "MAX_HELD_EVENTS", 100)
-    monkeypatch.setattr(report, "MAX_HELD_NEWS", 3)
-    for _ in range(3):
-        reporter.events(SOURCE, events(60))
-    threads = [threading.Thread(target=reporter.session, args=(SESSION, "/d")) for _ in range(9)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert "120 events never reached the coordinator" in reporter.findings()
-    assert any(f.endswith("states never reached the coordinator") for f in reporter.findings())
-    assert reporter.flush(0) > 0
+def test_a_repetition_is_cut_where_it_arrived_before(agent, coordinator):
+    """What has arrived is never told again together with what is new, or it would count twice."""
+    coordinator.holds_back = True
+    coordinator.start()
+    for n in range(3):
+        agent.take(events(10 * n, 10))
+        assert agent.reporter.flush(WAIT_S) == 0
+    coordinator.stop()
+    for n in range(3, 6):
+        agent.take(events(10 * n, 10))
+    coordinator.start()
+    assert agent.reporter.flush(WAIT_S) == 0
+    assert coordinator.positions("s") == list(range(60))
+    assert coordinator.acknowledged == {}
 
 
-def test_without_a_coordinator_nothing_is_kept():
-    """No address, no thread, no memory."""
-    reporter = Reporter("", Load)
-    reporter.start()
-    reporter.session(SESSION, "/dump")
-    reporter.events(SOURCE, events(10))
-    assert reporter.flush(0) == 0
-    reporter.stop()
+def test_an_agent_that_starts_again_goes_on_with_its_numbers(agent, coordinator):
+    """The log, its numbers and the agent's name outlive the process."""
+    coordinator.holds_back = True
+    coordinator.start()
+    agent.reporter.session(SESSION, "/dump")
+    agent.take(events(0, 100))
+    assert agent.reporter.flush(WAIT_S) == 0
+    agent.close()
+    agent.begin()
+    agent.reporter.start()
+    agent.take(events(100, 100))
+    coordinator.holds_back = False
+    agent.take(IterationEnd(0, 0))
+    assert agent.reporter.flush(WAIT_S) == 0
+    assert coordinator.positions("s") == list(range(200))
+    assert len({r.agent_id for r in coordinator.reports}) == 1
+    assert max(r.sequence for r in coordinator.reports) == 4
+
+
+def test_a_coordinator_that_forgot_hears_of_sessions_again(agent, coordinator):
+    """Sessions and timeouts are told anew where a coordinator comes without its state."""
+    coordinator.start()
+    agent.reporter.session(SESSION, "/dump")
+    agent.take(Timeouts({"A": "1"}), Timeouts({"A": "2"}))
+    assert agent.reporter.flush(WAIT_S) == 0
+    forgotten(agent, coordinator)
+    coordinator.stop()
+    coordinator.forget()
+    coordinator.start()
+    coordinator.wait(lambda: any(r.timeouts for r in coordinator.reports))
+    assert [s.session_id for r in coordinator.reports for s in r.sessions] == ["s"]
+    (told,) = (each for r in coordinator.reports for each in r.timeouts)
+    assert dict(told.timeouts.variables) == {"A": "2"}
+
+
+def test_only_the_refused_item_is_given_up(agent, coordinator, caplog):
+    """Of many under way the one that is refused is found; all others arrive, and it is counted."""
+    agent.take(*(events(10 * n, 10) for n in range(30)))
+    agent.take(IterationEnd(0, 0))
+
+    def fault(request) -> grpc.StatusCode | None:
+        for each in request.events:
+            first = int.from_bytes(each.columns.position[:8], "little")
+            if first == 170:
+                return grpc.StatusCode.INVALID_ARGUMENT
+        return None
+
+    coordinator.fault = fault
+    with caplog.at_level(logging.WARNING, "rankdumpd.agent.report"):
+        coordinator.start()
+        assert agent.reporter.flush(WAIT_S) == 0
+    expected = [n for n in range(300) if not 170 <= n < 180]
+    assert sorted(set(coordinator.positions("s"))) == expected
+    assert coordinator.positions("s") == expected
+    assert agent.reporter.findings() == ["10 events never reached the coordinator"]
+    refusals = [r for r in caplog.records if r.levelno == logging.ERROR]
+    assert 1 <= len(refusals) <= 2
+    agent.close()
+    agent.begin()
+    assert agent.reporter.findings() == ["10 events never reached the coordinator"]
+    agent.reporter.start()
+    coordinator.wait(lambda: coordinator.reports[-1].lost_events == 10 or agent.take() is None)
+
+
+def test_a_break_loses_nothing(agent, coordinator):
+    """A connection that breaks again and again costs repetitions, and no event."""
+    breaks = iter([True, False, True, False, False, True] + [False] * 10_000)
+
+    def fault(request) -> grpc.StatusCode | None:
+        return grpc.StatusCode.UNAVAILABLE if request.sequence and next(breaks) else None
+
+    coordinator.fault = fault
+    coordinator.start()
+    for n in range(20):
+        agent.take(events(10 * n, 10))
+    assert agent.reporter.flush(WAIT_S) == 0
+    assert coordinator.positions("s") == list(range(200))
+    assert agent.reporter.findings() == []
+
+
+def test_at_most_eight_requests_wait_for_an_answer(agent, coordinator, monkeypatch):
+    """Several reports are under way at once, and no more than was agreed."""
+    monkeypatch.setattr(stream, "MAX_EVENTS", 10)
+    coordinator.silent = True
+    sent = 0
+
+    class Counting(stream.Messages):
+        def of(self, items):
+            nonlocal sent
+            sent += bool(items)
+            with coordinator.changed:
+                coordinator.changed.notify_all()
+            return super().of(items)
+
+    monkeypatch.setattr(stream, "Messages", Counting)
+    agent.take(*(events(10 * n, 10) for n in range(40)))
+    coordinator.start()
+    coordinator.wait(lambda: sent == 8)
+    assert agent.reporter.flush(0.3) == 40
+    assert sent == 8
+    coordinator.silent = False
+    assert agent.reporter.flush(WAIT_S) == 0
+    assert coordinator.positions("s") == list(range(400))
+
+
+def test_what_is_kept_for_an_absent_coordinator_is_bounded(make_agent, coordinator):
+    """Beyond the bound the oldest events go, counted for ever; balances and what is new stay."""
+    agent = make_agent(report_bytes=200_000)
+    for n in range(50):
+        agent.take(events(1000 * n, 1000, iteration=n), IterationEnd(n, 0))
+    ((kept,),) = agent.ledger._select("SELECT SUM(bytes) FROM log")
+    assert kept <= 200_000
+    (said,) = agent.reporter.findings()
+    lost = int(said.split()[0])
+    assert lost > 0
+    assert lost % 1000 == 0
+    assert agent.bodies() == 50 - lost // 1000
+    coordinator.start()
+    assert agent.reporter.flush(WAIT_S) == 0
+    assert coordinator.positions("s") == list(range(lost, 50_000))
+    assert [i.iteration for r in coordinator.reports for i in r.iterations] == list(range(50))
+    assert coordinator.reports[-1].lost_events == lost
+
+
+def test_of_states_the_first_and_the_last_wait(agent, coordinator):
+    """A session that comes and goes while nobody listens takes no more room than one that stays."""
+    for pid in range(100):
+        agent.reporter.session(
+            SessionStatus(*("job", "s", 3, 4, 3, "h", pid), SessionState.OPEN), ""
+        )
+    assert agent.ledger.log.waiting(0)[0] == 2
+    coordinator.start()
+    assert agent.reporter.flush(WAIT_S) == 0
+    assert [s.pid for r in coordinator.reports for s in r.sessions] == [0, 99]
+
+
+def test_clock_and_warnings_come_with_heartbeats(agent, coordinator):
+    """An agent with nothing to tell still learns its clock's offset and what ranks must know."""
+    coordinator.ahead_us = 5_000_000
+    coordinator.start()
+    agent.reporter.session(SESSION, "/dump")
+    assert agent.reporter.flush(WAIT_S) == 0
+    coordinator.warnings = [("job", "half of it is used")] * 2
+    coordinator.wait(lambda: agent.warned)
+    asked = coordinator.asked
+    assert asked >= 8
+    coordinator.wait(lambda: coordinator.asked > asked + 2)
+    assert agent.warned == [("job", "half of it is used")]
+    assert agent.reporter.warnings("job") == ["half of it is used"]
+    assert agent.reporter.warnings("other") == []
+    agent.take(events(0, 10))
+    assert agent.reporter.flush(WAIT_S) == 0
+    clock = coordinator.reports[-1].clock
+    assert clock.known
+    assert abs(clock.offset_us - 5_000_000) <= clock.error_us
+    assert clock.steps == 0
+
+
+def test_a_coordinator_that_falls_silent_is_given_up(agent, coordinator, monkeypatch):
+    """Without answers for too long the stream is begun anew."""
+    coordinator.silent = True
+    coordinator.start()
+    monkeypatch.setattr(agent.reporter, "_times", Times(0.05, 0.01, 0.05, answer_s=0.2))
+    agent.take(events(0, 10))
+    coordinator.wait(lambda: len(coordinator.greetings) >= 3)
+    coordinator.silent = False
+    assert agent.reporter.flush(WAIT_S) == 0
+    assert coordinator.positions("s") == list(range(10))
+
+
+def test_without_a_coordinator_nothing_is_kept(make_agent):
+    """No address: no thread, no log, and events are forgotten with their iteration."""
+    agent = make_agent(address="", report_bytes=0)
+    agent.reporter.session(SESSION, "/dump")
+    agent.take(events(0, 10), Timeouts({"A": "1"}))
+    assert agent.bodies() == 1
+    agent.take(IterationEnd(0, 0))
+    assert agent.reporter.flush(0) == 0
+    assert agent.ledger.log.waiting(0) == (0, 0)
+    assert agent.bodies() == 0
+
+
+def test_items_are_read_some_at_a_time(agent, coordinator, monkeypatch):
+    """However much waits, little of it is in memory."""
+    monkeypatch.setattr(log, "BYTES_AT_ONCE", 10_000)
+    agent.take(*(events(100 * n, 100) for n in range(50)))
+    assert 1 < len(agent.ledger.log.items(0)) < 10
+    coordinator.start()
+    assert agent.reporter.flush(WAIT_S) == 0
+    assert coordinator.positions("s") == list(range(5000))

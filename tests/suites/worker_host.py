@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -114,8 +115,13 @@ class WorkerHost(RankPlace):
     def workers(self) -> Mapping[int, int]:
         """Return the process ids of all workers that run."""
         found: dict[int, int] = {}
+        children: list[int] = []
         for task in Path(f"/proc/{self.process.pid}/task").iterdir():
-            for child in map(int, (task / "children").read_text().split()):
+            # A thread may end while its process is looked at.
+            with contextlib.suppress(OSError):
+                children += map(int, (task / "children").read_text().split())
+        for child in children:
+            with contextlib.suppress(OSError):
                 words = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
                 if b"--as-worker" in words:
                     found[int(words[words.index(b"--as-worker") + 1])] = child

@@ -21,6 +21,8 @@ class Tally:
     dropped: Counter[str] = field(default_factory=Counter[str])
     bytes_in: int = 0
     bytes_stored: int = 0
+    stall_us: int = 0
+    positions: tuple[int, int] = (0, 0)
 
     def count(
         self, fate: Fate, reason: str, *, records: int = 1, bytes_in: int, bytes_stored: int
@@ -43,6 +45,8 @@ class Tally:
         """Add what the rank itself declares at the end of the iteration."""
         self.expected += end.expected
         self.dropped.update(end.dropped)
+        self.stall_us += end.stall_us
+        self.positions = _around(self.positions, (end.first_position, end.last_position))
         self.complete = True
 
     def status(self, request: SessionRequest, iteration: int) -> IterationStatus:
@@ -60,6 +64,9 @@ class Tally:
             dropped={reason: count for reason, count in self.dropped.items() if count},
             bytes_in=self.bytes_in,
             bytes_stored=self.bytes_stored,
+            stall_us=self.stall_us,
+            first_position=self.positions[0],
+            last_position=self.positions[1],
         )
 
 
@@ -80,7 +87,7 @@ class Tallies:
                 bytes_stored=row.bytes_stored,
             )
         for end in ends:
-            self._tallies[end.iteration].end(IterationEnd(end.iteration, end.expected, end.dropped))
+            self._tallies[end.iteration].end(_ended(end))
 
     def add(self, outcomes: Iterable[Outcome], judged: Iterable[Judged]) -> None:
         """Add records and rows of figures that stand in the ledger now."""
@@ -120,6 +127,23 @@ def findings(session: SessionStatus, iterations: Sequence[IterationStatus]) -> l
     if session.state is SessionState.CLOSED and not kept and not explained:
         found.append(f"rank {session.rank} collected nothing: {_why_nothing(session, iterations)}")
     return found
+
+
+def _ended(row: EndRow) -> IterationEnd:
+    return IterationEnd(
+        row.iteration,
+        row.expected,
+        row.dropped,
+        row.stall_us,
+        row.first_position,
+        row.last_position,
+    )
+
+
+def _around(known: tuple[int, int], more: tuple[int, int]) -> tuple[int, int]:
+    if not any(known) or not any(more):
+        return known if any(known) else more
+    return min(known[0], more[0]), max(known[1], more[1])
 
 
 def _fine(status: IterationStatus) -> bool:

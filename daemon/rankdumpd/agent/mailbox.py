@@ -16,6 +16,7 @@ class Mailbox:
         self._changed = threading.Condition()
         self._acknowledged = 0
         self._draining = False
+        self._warnings: list[str] = []
         self._last: int | None = None
         self._error: RankdumpError | None = None
 
@@ -23,6 +24,12 @@ class Mailbox:
         """Tell that everything up to this number is accounted for."""
         with self._changed:
             self._acknowledged = max(self._acknowledged, sequence)
+            self._changed.notify_all()
+
+    def warn(self, text: str) -> None:
+        """Let the rank say this in its log."""
+        with self._changed:
+            self._warnings.append(text)
             self._changed.notify_all()
 
     def drain(self) -> None:
@@ -53,10 +60,11 @@ class Mailbox:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda told=told: self._has_news(told))
-                news = Acknowledgement(self._acknowledged, self._draining)
+                warnings, self._warnings = tuple(self._warnings), []
+                news = Acknowledgement(self._acknowledged, self._draining, warnings)
                 error, complete = self._error, self._complete()
             if news != told:
-                told = news
+                told = Acknowledgement(news.sequence, news.draining)
                 yield news
             elif error:
                 raise error
@@ -65,7 +73,7 @@ class Mailbox:
 
     def _has_news(self, told: Acknowledgement) -> bool:
         news = (told.sequence, told.draining) != (self._acknowledged, self._draining)
-        return news or self._error is not None or self._complete()
+        return news or bool(self._warnings) or self._error is not None or self._complete()
 
     def _complete(self) -> bool:
         return self._last is not None and self._acknowledged >= self._last

@@ -6,7 +6,7 @@ import json
 from functools import lru_cache
 from typing import Any
 
-from rankdump.contract.exchange import SessionRequest
+from rankdump.contract.exchange import IterationEnd, SessionRequest
 from rankdump.contract.manifest import ManifestRecord
 from rankdump.contract.status import SessionState
 from rankdumpd.agent.values import (
@@ -17,9 +17,10 @@ from rankdumpd.agent.values import (
     Outcome,
     SessionRow,
     TableRow,
+    Ticket,
 )
 
-VERSION = 2
+VERSION = 3
 """Of the tables below, as the file's `user_version` says it; the first ones had none."""
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS sessions (
@@ -79,8 +80,29 @@ CREATE TABLE IF NOT EXISTS iterations (
     iteration INTEGER NOT NULL,
     expected INTEGER NOT NULL,
     dropped TEXT NOT NULL,           -- JSON: what the rank itself dropped, by reason
+    stall_us INTEGER NOT NULL DEFAULT 0,
+    first_position INTEGER NOT NULL DEFAULT 0,
+    last_position INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (session_id, sequence)
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS log (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,  -- of what the coordinator is told, for ever
+    session_id TEXT NOT NULL,
+    sequence INTEGER NOT NULL,       -- of the declaration it is about; 0: none
+    kind TEXT NOT NULL,
+    events INTEGER NOT NULL,
+    bytes INTEGER NOT NULL,          -- what it keeps from being forgotten
+    body BLOB NOT NULL               -- JSON; empty: the declaration's own
+);
+CREATE INDEX IF NOT EXISTS log_by_declaration ON log (session_id, sequence);
+CREATE INDEX IF NOT EXISTS log_by_kind ON log (kind, number);
+CREATE TABLE IF NOT EXISTS reporting (
+    one INTEGER PRIMARY KEY CHECK (one = 1),
+    agent_id TEXT NOT NULL,
+    acknowledged INTEGER NOT NULL,   -- the coordinator needs nothing up to here again
+    lost_events INTEGER NOT NULL,
+    lost_states INTEGER NOT NULL     -- items of any other kind
+);
 """
 MIGRATIONS = {
     0: """
@@ -90,6 +112,12 @@ ALTER TABLE records ADD COLUMN row TEXT NOT NULL DEFAULT '';
 """,
     # Rows of figures came with a table of their own, which is made like any that is missing.
     1: "",
+    # So did the log of what the coordinator is told.
+    2: """
+ALTER TABLE iterations ADD COLUMN stall_us INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE iterations ADD COLUMN first_position INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE iterations ADD COLUMN last_position INTEGER NOT NULL DEFAULT 0;
+""",
 }
 """What makes the tables of an older version those of the next one."""
 SESSION_COLUMNS = "request, plan, state, watermark, iterations_seen, notes, graphs"
@@ -177,6 +205,20 @@ def figures_row(judged: Judged) -> tuple[str | int | bytes, ...]:
         judged.kept,
         json.dumps(refused),
         judged.raw,
+    )
+
+
+def end_row(ticket: Ticket, end: IterationEnd) -> tuple[str | int, ...]:
+    """Return the columns of the end of an iteration."""
+    return (
+        ticket.session_id,
+        ticket.sequence,
+        end.iteration,
+        end.expected,
+        json.dumps(dict(end.dropped)),
+        end.stall_us,
+        end.first_position,
+        end.last_position,
     )
 
 

@@ -55,7 +55,10 @@ class Agent:
         self._budget = Budget(settings.queue_bytes)
         self._streams = OpenStreams()
         # First of all: who may not be here says only that.
-        self._ledger = Ledger(Path(settings.state_dir))
+        self._ledger = Ledger(
+            Path(settings.state_dir),
+            report_bytes=settings.report_bytes if settings.coordinator else 0,
+        )
         self._slabs = Slabs(
             folder_for(settings.runtime_dir, socket_path(settings.listen)),
             group=group_of(settings.runtime_group),
@@ -64,7 +67,13 @@ class Agent:
         )
         self._originals = Originals()
 
-        self._reporter = Reporter(settings.coordinator, self._load)
+        self._reporter = Reporter(
+            settings.coordinator,
+            self._ledger.log,
+            load=self._load,
+            warn=self._warn,
+            tell_again=self._tell_again,
+        )
         self._registry = Registry(
             self._ledger,
             max_record_bytes=cap.record_bytes,
@@ -182,6 +191,19 @@ class Agent:
 
     def _tell_session(self, session: Session) -> None:
         self._reporter.session(session.status(), str(session.outlet.tree.root))
+        for text in self._reporter.warnings(session.request.job_id):
+            session.warn(text)
+
+    def _tell_again(self) -> None:
+        for session in self._registry.all():
+            self._tell_session(session)
+            self._ledger.log.tell_again(session.request.session_id)
+        self._reporter.wake()
+
+    def _warn(self, job_id: str, text: str) -> None:
+        for session in self._registry.all():
+            if session.request.job_id == job_id:
+                session.warn(text)
 
     def _load(self) -> Load:
         return self._load_of(self._registry.all())

@@ -70,7 +70,9 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
                 self._streams.add(mailbox, self._reader(session, mailbox), request_iterator)
                 for news in mailbox.answers():
                     yield agent_pb2.PushResponse(
-                        acknowledged_sequence=news.sequence, draining=news.draining
+                        acknowledged_sequence=news.sequence,
+                        draining=news.draining,
+                        warnings=news.warnings,
                     )
             finally:
                 self._streams.discard(mailbox)

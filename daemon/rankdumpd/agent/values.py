@@ -216,3 +216,30 @@ class EndRow:
     iteration: int
     expected: int
     dropped: Mapping[str, int]
+    stall_us: int = 0
+    first_position: int = 0
+    last_position: int = 0
+
+
+class ItemKind(str, Enum):
+    """What an item of the log says; the value is the word in the ledger."""
+
+    SESSION = "session"
+    TIMEOUTS = "timeouts"
+    EVENTS = "events"
+    BALANCE = "balance"
+
+
+@dataclass(frozen=True, slots=True)
+class LogItem:
+    """Something the coordinator is told, under a number that it keeps for ever."""
+
+    number: int
+    kind: ItemKind
+    session_id: str
+    job_id: str
+    rank: int
+    events: int
+    """How many it holds."""
+    body: bytes
+    """The frame as the rank sent it; of sessions and balances their JSON."""

@@ -30,6 +30,9 @@ _HELD_TABLES = (
     "SELECT m.name FROM sqlite_master AS m JOIN pragma_table_info(m.name) AS c"
     " WHERE m.type = 'table' AND c.name = 'session_id'"
 )
+_NUMBER = "number"
+# Items of the log get numbers of their new ledger, so it is the session that tells a repetition.
+_NUMBERED_ANEW = "AND NOT EXISTS (SELECT 1 FROM target.{} WHERE session_id = ?1) ORDER BY number"
 
 _log = logging.getLogger(__name__)
 
@@ -151,10 +154,12 @@ def _move_rows(base: sqlite3.Connection, target: Path, session_ids: list[str]) -
         with _transaction(base):
             for table in tables:
                 names = base.execute("SELECT name FROM pragma_table_info(?)", (table,)).fetchall()
-                columns = ", ".join(name for (name,) in names)
+                numbered = (_NUMBER,) in names
+                columns = ", ".join(name for (name,) in names if name != _NUMBER)
                 base.executemany(
                     f"INSERT OR IGNORE INTO target.{table} ({columns})"
-                    f" SELECT {columns} FROM main.{table} WHERE session_id = ?",
+                    f" SELECT {columns} FROM main.{table} WHERE session_id = ?1"
+                    f"{f' {_NUMBERED_ANEW.format(table)}' if numbered else ''}",
                     keys,
                 )
         _delete_rows(base, tables, keys)

@@ -28,6 +28,7 @@ def share_of(
         workers=1,
         encode_threads=max(1, (settings.encode_threads or cores) // workers),
         queue_bytes=queue_bytes,
+        report_bytes=max(LEAST_QUEUE_BYTES, settings.report_bytes // workers),
         memory_bytes=max(queue_bytes, memory_bytes // workers),
         runtime_dir=runtime_dir,
     )

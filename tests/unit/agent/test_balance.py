@@ -88,6 +88,18 @@ def test_tally_of_an_iteration_that_runs_twice(make_request):
     assert status.dropped == {"disk_full": 2, "buffer_full": 6}
 
 
+def test_stall_and_positions_of_both_runs_count(make_request):
+    """Time adds up; of positions the outermost count, and 0 to 0 says that none are known."""
+    tally = Tally()
+    tally.end(IterationEnd(0, 0, stall_us=5))
+    assert tally.status(make_request(), 0).last_position == 0
+    tally.end(IterationEnd(0, 0, stall_us=7, first_position=40, last_position=60))
+    tally.end(IterationEnd(0, 0))
+    tally.end(IterationEnd(0, 0, first_position=10, last_position=50))
+    status = tally.status(make_request(), 0)
+    assert (status.stall_us, status.first_position, status.last_position) == (12, 10, 60)
+
+
 def test_rows_of_figures_are_tensors_without_bytes(make_request, make_kind):
     """Each counts as kept or by its reason, whether it came for want of room or by plan."""
     tally, columns = Tally(), ((make_kind(),) * 3, (1, 2, 3), ("1", "2", "3"))

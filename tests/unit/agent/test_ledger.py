@@ -13,7 +13,7 @@ from rankdump.contract.errors import ConfigError
 from rankdump.contract.exchange import IterationEnd, SessionEnd
 from rankdump.contract.figure_rows import FigureRows
 from rankdump.contract.graph import Graph, GraphPart
-from rankdump.contract.status import SessionState
+from rankdump.contract.status import IterationStatus, SessionState
 from rankdumpd.agent.ledger import Ledger, reading
 from rankdumpd.agent.progress import Progress
 from rankdumpd.agent.values import (
@@ -44,8 +44,14 @@ CREATE TABLE records (
     shape TEXT NOT NULL, bytes_in INTEGER NOT NULL, bytes_stored INTEGER NOT NULL,
     digest TEXT NOT NULL, PRIMARY KEY (session_id, sequence)
 ) WITHOUT ROWID;
+CREATE TABLE iterations (
+    session_id TEXT NOT NULL, sequence INTEGER NOT NULL, iteration INTEGER NOT NULL,
+    expected INTEGER NOT NULL, dropped TEXT NOT NULL, PRIMARY KEY (session_id, sequence)
+) WITHOUT ROWID;
 """
 """The tables that the first release made, as far as they have changed since."""
+
+BALANCE = IterationStatus("job", "session", 0, 0, True)
 
 
 @pytest.fixture
@@ -121,13 +127,14 @@ def test_rows_survive_another_process(ledger, make_request, make_head, stored, t
     request = make_request(rank=3, world_size=8, host="h\u00e9te")
     ledger.open_session(request)
     commit(ledger, [stored(1), dropped(Ticket("session", 2), make_head(iteration=1), "why")])
-    ledger.iteration_ended(Ticket("session", 3), IterationEnd(0, 4, {"full": 3}), [2, 1])
+    end = IterationEnd(0, 4, {"full": 3}, stall_us=5, first_position=6, last_position=7)
+    ledger.iteration_ended(Ticket("session", 3), end, [2, 1], BALANCE)
     ledger.close()
     again = Ledger(tmp_path / "state")
     (row,) = again.unfinished()
     assert row.request == replace(request, config_source=b"")
     assert (row.state, row.ordered_graphs) == (SessionState.OPEN, (1, 2))
-    assert again.ends("session") == [EndRow(0, 4, {"full": 3})]
+    assert again.ends("session") == [EndRow(0, 4, {"full": 3}, 5, 6, 7)]
     assert len(again.counts("session")) == 2
     (kept,) = again.kept("session", 0)
     assert isinstance(kept, KeptRecord)
@@ -222,6 +229,7 @@ def test_ledger_of_the_first_version_is_taken_over(tmp_path, make_request, make_
             "INSERT INTO records VALUES"
             " ('session', 1, 0, 0, 'stored', '', 'p1', 'T', 'a', '', 'float32', '[4]', 16, 9, 'd')"
         )
+        base.execute("INSERT INTO iterations VALUES ('session', 9, 0, 4, '{}')")
         base.commit()
     for _ in range(2):
         ledger = Ledger(folder)
@@ -235,6 +243,7 @@ def test_ledger_of_the_first_version_is_taken_over(tmp_path, make_request, make_
         found, _ = ledger.table_rows("session", after=0, up_to=9)
         assert [each.sequence for each in found] == [2, 3]
         assert frame.sequence == 3
+        assert ledger.ends("session") == [EndRow(0, 4, {})]
         ledger.close()
 
 

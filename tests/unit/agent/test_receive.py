@@ -10,7 +10,7 @@ import pytest
 from rankdump.contract.errors import ProtocolError
 from rankdump.contract.figure_rows import FigureRows
 from rankdump.contract.selection import YES, Verdict
-from rankdump.wire.v1 import agent_pb2
+from rankdump.wire.v1 import agent_pb2, events_pb2
 from rankdumpd.agent.receive import Assembler, declaration_again, figure_rows_again
 from rankdumpd.agent.values import Declared, Fate, Outcome, Parcel
 
@@ -69,6 +69,11 @@ def wide(extent: int) -> agent_pb2.TensorType:
 def arguments(sequence: int, **fields) -> agent_pb2.Frame:
     body = agent_pb2.KernelArguments(**fields)
     return agent_pb2.Frame(sequence=sequence, kernel_arguments=body)
+
+
+def timeouts(sequence: int, *, groups=(), **fields) -> agent_pb2.Frame:
+    made = [events_pb2.GroupTimeout(**group) for group in groups]
+    return agent_pb2.Frame(sequence=sequence, timeouts=events_pb2.Timeouts(groups=made, **fields))
 
 
 def operator(**fields) -> agent_pb2.OperatorArguments:
@@ -158,6 +163,11 @@ def test_cuts_do_not_matter(cuts):
         ([part(1, nodes=[node(inputs=["i"] * 65537)])], "65537 items"),
         ([part(1, nodes=[node()] * 65537)], "65537 items"),
         ([part(1, nodes=[node(outputs=[agent_pb2.TensorType(shape=[1] * 65)])])], "65 dimensions"),
+        ([timeouts(1, groups=[{"timeout_us": 1 << 63}])], "over"),
+        ([timeouts(1, groups=[{"group": "g" * 65537}])], "65537 characters"),
+        ([timeouts(1, groups=[{}] * 65537)], "65537 items"),
+        ([timeouts(1, variables={"V": "v" * 65537})], "65537 characters"),
+        ([timeouts(1, limits={"hccl_timeout": float("nan")})], "no number of seconds"),
         ([arguments(1, iteration=1 << 63)], "over"),
         ([arguments(1, operators=[agent_pb2.OperatorArguments()] * 65537)], "65537 items"),
         ([arguments(1, operators=[operator(op_name="n" * 65537)])], "65537 characters"),

@@ -68,6 +68,24 @@ def fill(home: Home, ranks=RANKS) -> None:
         (home.slabs / f"s{rank}.slab").write_bytes(b"slab%d" % rank)
 
 
+def log_of(home: Home) -> list[tuple[int, str, int]]:
+    """Return what a coordinator is still to be told: numbers, sessions and frames."""
+    if not home.ledger.exists():
+        return []
+    with contextlib.closing(sqlite3.connect(home.ledger)) as base:
+        query = "SELECT number, session_id, sequence FROM log ORDER BY number"
+        return base.execute(query).fetchall()
+
+
+def fill_log(home: Home, items: list[tuple[str, int]]) -> None:
+    with contextlib.closing(sqlite3.connect(home.ledger)) as base, base:
+        base.executemany(
+            "INSERT INTO log (session_id, sequence, kind, events, bytes, body)"
+            " VALUES (?, ?, 'events', 1, 1, x'')",
+            items,
+        )
+
+
 def found(home: Home) -> set[int]:
     """Return the ranks whose rows are all here, and nobody else's."""
     if not home.ledger.exists():
@@ -130,6 +148,29 @@ def test_a_crash_on_the_way_does_no_harm(agent: Home, monkeypatch, crash):
 
 def _die(*_arguments: object) -> None:
     raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("crash", ["", "_delete_rows"])
+def test_what_is_not_reported_moves_in_its_order_and_gets_new_numbers(
+    agent: Home, monkeypatch, crash
+):
+    """Numbers of another log may be taken, so a session's items are numbered anew, each once."""
+    fill(agent)
+    fill_log(agent, [(f"s{rank}", number) for number in (3, 1, 2) for rank in RANKS])
+    if crash:
+        with monkeypatch.context() as patch:
+            patch.setattr(homes, crash, _die)
+            with pytest.raises(KeyboardInterrupt):
+                move(agent, 2)
+    for workers in (2, 3, 1):
+        move(agent, workers)
+        places = [agent] if workers == 1 else [agent.worker(index) for index in range(workers)]
+        logs = [log_of(home) for home in places]
+        assert sum(map(len, logs)) == 3 * len(RANKS)
+        for rank in RANKS:
+            (mine,) = filter(None, ([i for i in log if i[1] == f"s{rank}"] for log in logs))
+            assert [sequence for _, _, sequence in mine] == [3, 1, 2]
+    assert min(number for number, _, _ in log_of(agent)) > 3 * len(RANKS)
 
 
 def test_nothing_to_do_makes_no_tables(agent: Home):

@@ -36,6 +36,7 @@ def test_shares_stay_within_the_whole(workers, queue, more, threads, cores):
     whole = AgentSettings(workers=workers, queue_bytes=queue, encode_threads=threads)
     each = shares(whole, memory_bytes=queue + more, cores=cores)
     assert sum(s.queue_bytes for s in each) <= queue
+    assert sum(s.report_bytes for s in each) <= whole.report_bytes
     assert sum(s.memory_bytes for s in each) <= queue + more
     assert {s.encode_threads for s in each} == {max(1, (threads or cores) // workers)}
     assert {s.workers for s in each} == {1}

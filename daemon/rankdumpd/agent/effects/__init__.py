@@ -11,7 +11,8 @@ from rankdump.contract.exchange import IterationEnd, KernelArguments, SessionEnd
 from rankdump.contract.graph import Graph, GraphPart
 from rankdump.contract.layout import mindspore_sync as layout
 from rankdump.contract.manifest import Manifest
-from rankdump.contract.status import IterationStatus, RankEvents
+from rankdump.contract.status import IterationStatus
+from rankdump.contract.timeouts import Timeouts
 from rankdumpd.agent import metadata
 from rankdumpd.agent.draw import drawings
 from rankdumpd.agent.effects.kept import manifest_records, rows_of_tables
@@ -36,14 +37,15 @@ class Effects:
         self._tabulate(session)
         while (declared := session.next_due()) is not None:
             self._apply(session, declared)
+        self._reporter.wake()
         session.acknowledge()
 
     def _apply(self, session: Session, declared: Declared) -> None:
         declaration = declared.declaration
-        request = session.request
         if isinstance(declaration, EventColumns):
             session.program.take(declaration)
-            self._reporter.events(RankEvents(request.job_id, request.rank), declaration)
+        elif isinstance(declaration, Timeouts):
+            self._ledger.timeouts_kept(declared.ticket)
         elif isinstance(declaration, GraphPart):
             graph = session.graphs.take(declared.ticket, declaration)
             if graph:
@@ -104,16 +106,20 @@ class Effects:
             )
 
     def _end_iteration(self, session: Session, declared: Declared, end: IterationEnd) -> None:
-        status = session.end_iteration(end)
+        status, ticket = session.end_iteration(end), declared.ticket
         try:
             # A manifest says that everything is there: without its rows it has to wait as they do.
-            if _tabulated(session, declared.ticket):
+            if _tabulated(session, ticket):
                 self._describe(session, status, repeated=session.replayed(declared))
                 session.program.ended(end.iteration)
-                self._ledger.iteration_ended(declared.ticket, end, session.program.written)
+                self._ledger.iteration_ended(ticket, end, session.program.written, status)
+                return
         except (OSError, sqlite3.Error) as error:
             self._failed(session, f"iteration {end.iteration}: no manifest written", error)
-        self._reporter.iteration(status)
+        try:
+            self._ledger.iteration_waits(ticket, status)
+        except sqlite3.Error as error:
+            self._failed(session, f"iteration {end.iteration}: not reported", error)
 
     def _end_session(self, session: Session, ticket: Ticket, end: SessionEnd) -> None:
         session.say_goodbye(end)

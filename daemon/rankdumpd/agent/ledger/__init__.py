@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Collection, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import chain
@@ -13,9 +13,11 @@ from pathlib import Path
 
 from rankdump.contract.errors import ConfigError
 from rankdump.contract.exchange import IterationEnd, SessionEnd, SessionRequest
-from rankdump.contract.status import SessionState
+from rankdump.contract.status import IterationStatus, SessionState
 from rankdumpd.agent import rows
+from rankdumpd.agent.ledger import queries
 from rankdumpd.agent.ledger.connection import connect, sole_owner
+from rankdumpd.agent.ledger.log import ReportLog
 from rankdumpd.agent.ledger.reading import LedgerReader
 from rankdumpd.agent.values import Declared, Judged, Outcome, Ticket
 
@@ -26,11 +28,14 @@ _PLACES_AT_ONCE = ", ".join([rows.RECORD_PLACES] * _INSERTED_AT_ONCE)
 class Ledger(LedgerReader):
     """Rows of all sessions; safe to use from several threads, one at a time."""
 
-    def __init__(self, state_dir: Path) -> None:
+    def __init__(self, state_dir: Path, *, report_bytes: int = 0) -> None:
+        """Log what a coordinator is to be told, up to that much; 0 when there is none."""
         self._synced: bool | None = None
         self._guard = sole_owner(state_dir)
+        path = state_dir / "ledger.sqlite"
         try:
-            super().__init__(connect(state_dir / "ledger.sqlite"))
+            super().__init__(connect(path))
+            self.log = ReportLog(path, self._transaction, most_bytes=report_bytes)
         except ConfigError:
             os.close(self._guard)
             raise
@@ -39,6 +44,7 @@ class Ledger(LedgerReader):
         """Let another process have the file; may be repeated."""
         with self._lock:
             if self._guard >= 0:
+                self.log.close()
                 self._base.close()
                 os.close(self._guard)
                 self._guard = -1
@@ -59,7 +65,7 @@ class Ledger(LedgerReader):
         self,
         outcomes: Iterable[Outcome],
         judged: Iterable[Judged],
-        declared: Iterable[Declared],
+        declared: Collection[Declared],
         watermarks: Mapping[str, int],
         *,
         synced: bool,
@@ -71,6 +77,7 @@ class Ledger(LedgerReader):
                 "INSERT OR IGNORE INTO figures VALUES (?, ?, ?, ?, ?, ?, ?)",
                 map(rows.figures_row, judged),
             )
+            self.log.enter_declared(base, declared)
             base.executemany(
                 "INSERT OR IGNORE INTO declarations VALUES (?, ?, ?, ?, 0)",
                 map(rows.declaration_row, declared),
@@ -80,18 +87,34 @@ class Ledger(LedgerReader):
                 [(watermark, session_id) for session_id, watermark in watermarks.items()],
             )
 
-    def iteration_ended(self, ticket: Ticket, end: IterationEnd, graphs: Iterable[int]) -> None:
-        """Remember that an iteration's manifest is in the tree; its events are not needed again."""
-        where = (ticket.session_id, ticket.sequence)
-        row = (*where, end.iteration, end.expected, json.dumps(dict(end.dropped)))
+    def iteration_ended(
+        self, ticket: Ticket, end: IterationEnd, graphs: Iterable[int], status: IterationStatus
+    ) -> None:
+        """Remember that an iteration's manifest is in the tree, and log its balance.
+
+        Its events are not needed again but for the coordinator.
+        """
         with self._transaction() as base:
-            base.execute("INSERT OR IGNORE INTO iterations VALUES (?, ?, ?, ?, ?)", row)
+            base.execute(queries.FORGET_EVENTS, (ticket.session_id, ticket.sequence))
             base.execute(
-                "UPDATE declarations SET applied = 1, body = x'' WHERE session_id = ?1"
-                " AND applied = 0 AND (sequence = ?2 OR sequence < ?2 AND kind = 'EventColumns')",
-                where,
+                "INSERT OR IGNORE INTO iterations VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                rows.end_row(ticket, end),
             )
+            self.log.enter_balance(base, ticket, status)
             _note_ordered(base, ticket, graphs)
+
+    def iteration_waits(self, ticket: Ticket, status: IterationStatus) -> None:
+        """Log the balance of an iteration whose manifest could not be written yet."""
+        with self._transaction() as base:
+            self.log.enter_balance(base, ticket, status)
+
+    def timeouts_kept(self, ticket: Ticket) -> None:
+        """Remember that timeouts took effect; they stay until others come."""
+        with self._transaction() as base:
+            base.execute(
+                "UPDATE declarations SET applied = 1 WHERE session_id = ? AND sequence = ?",
+                (ticket.session_id, ticket.sequence),
+            )
 
     def carried_out(self, tickets: Iterable[Ticket], ordered: Iterable[int]) -> None:
         """Remember that declarations of a session have taken effect and are not needed again."""
@@ -134,6 +157,7 @@ class Ledger(LedgerReader):
                 yield self._base
                 self._base.execute("COMMIT")
             except BaseException:
+                self.log.forget_counts()
                 if self._base.in_transaction:
                     self._base.execute("ROLLBACK")
                 raise

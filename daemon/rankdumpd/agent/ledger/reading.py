@@ -10,6 +10,7 @@ from typing import Any
 
 from rankdump.contract.status import SessionState
 from rankdumpd.agent import rows
+from rankdumpd.agent.ledger import queries
 from rankdumpd.agent.values import (
     CountRow,
     EndRow,
@@ -43,7 +44,7 @@ class LedgerReader:
         closed = SessionState.CLOSED.value
         found = self._select(
             f"SELECT {rows.SESSION_COLUMNS} FROM sessions WHERE state <> ? OR session_id IN"
-            " (SELECT session_id FROM declarations WHERE applied = 0)",
+            f" (SELECT session_id FROM declarations WHERE {queries.NOT_APPLIED})",
             closed,
         )
         return [rows.session_row(row) for row in found]
@@ -62,7 +63,8 @@ class LedgerReader:
     def unapplied(self, session_id: str) -> list[bytes]:
         """Return the declarations that have not taken effect for good, in order."""
         found = self._select(
-            "SELECT body FROM declarations WHERE session_id = ? AND applied = 0 ORDER BY sequence",
+            f"SELECT body FROM declarations WHERE session_id = ? AND {queries.NOT_APPLIED}"
+            " ORDER BY sequence",
             session_id,
         )
         return [body for (body,) in found]
@@ -95,10 +97,13 @@ class LedgerReader:
     def ends(self, session_id: str) -> list[EndRow]:
         """Return the ends of iterations that have taken effect."""
         found = self._select(
-            "SELECT iteration, expected, dropped FROM iterations WHERE session_id = ?", session_id
+            "SELECT iteration, expected, dropped, stall_us, first_position, last_position"
+            " FROM iterations WHERE session_id = ?",
+            session_id,
         )
         return [
-            EndRow(iteration, expected, json.loads(text)) for iteration, expected, text in found
+            EndRow(iteration, expected, json.loads(text), *rest)
+            for iteration, expected, text, *rest in found
         ]
 
     def kept(self, session_id: str, iteration: int) -> list[KeptRecord | KeptFrame]:

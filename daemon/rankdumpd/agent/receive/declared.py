@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
+from itertools import chain
 
 from rankdump.contract.errors import ProtocolError
 from rankdump.contract.exchange import Declaration, IterationEnd, KernelArguments, SessionEnd
 from rankdump.contract.figure_rows import FigureRows
 from rankdump.contract.graph import Graph, GraphNode, GraphPart
+from rankdump.contract.timeouts import Timeouts
 from rankdump.wire import convert
 from rankdump.wire.kinds import LIMIT
 from rankdump.wire.v1 import agent_pb2
@@ -31,6 +34,8 @@ def declaration_from(frame: agent_pb2.Frame, session_id: str) -> Declared:
         _check_graph(frame.sequence, declaration.graph)
     elif isinstance(declaration, KernelArguments):
         _check_arguments(frame.sequence, declaration)
+    elif isinstance(declaration, Timeouts):
+        _check_timeouts(frame.sequence, declaration)
     return Declared(Ticket(session_id, frame.sequence), declaration, frame.SerializeToString())
 
 
@@ -54,9 +59,12 @@ def _numbers(declaration: Declaration) -> Iterator[int]:
     # The columns of events and of figures have bounds of their own.
     if isinstance(declaration, IterationEnd):
         yield from (declaration.iteration, declaration.expected, declaration.stall_us)
+        yield from (declaration.first_position, declaration.last_position)
         yield from declaration.dropped.values()
     elif isinstance(declaration, SessionEnd):
         yield declaration.iterations_seen
+    elif isinstance(declaration, Timeouts):
+        yield from (group.timeout_us for group in declaration.groups)
     elif isinstance(declaration, KernelArguments):
         yield declaration.iteration
     elif isinstance(declaration, GraphPart):
@@ -100,6 +108,15 @@ def _check_arguments(sequence: int, arguments: KernelArguments) -> None:
     for each in arguments.operators:
         _check_counts(sequence, (len(each.values),))
         _check_texts(sequence, (each.op_type, each.op_name, *each.values, *each.values.values()))
+
+
+def _check_timeouts(sequence: int, timeouts: Timeouts) -> None:
+    groups = timeouts.groups
+    _check_counts(sequence, [*map(len, (timeouts.variables, groups, timeouts.limits))])
+    _check_texts(sequence, chain.from_iterable((g.group, g.backend) for g in groups))
+    _check_texts(sequence, (*timeouts.variables, *timeouts.variables.values(), *timeouts.limits))
+    if not all(map(math.isfinite, timeouts.limits.values())):
+        raise ProtocolError(f"frame {sequence} with a limit that is no number of seconds")
 
 
 def _check_counts(sequence: int, counts: Iterable[int]) -> None:

@@ -44,6 +44,7 @@ class Session:
         self._restored_to = 0
         self._tallies = Tallies()
         self._troubles: dict[str, None] = {}
+        self._warnings: dict[str, None] = {}
         self._listener: Listener | None = None
         self._ring: Ring | None = None
 
@@ -156,6 +157,16 @@ class Session:
         with self._lock:
             self._troubles.setdefault(sentence)
 
+    def warn(self, text: str) -> None:
+        """Let the rank say something in its log; the same text once."""
+        with self._lock:
+            if text in self._warnings:
+                return
+            self._warnings[text] = None
+            listener = self._listener
+        if listener:
+            listener.warn(text)
+
     def acknowledge(self) -> None:
         """Tell the rank how far its frames have taken effect."""
         with self._lock:
@@ -183,8 +194,12 @@ class Session:
         """Make a stream the only one of this session; an earlier one is ended."""
         with self._lock:
             earlier, self._listener = self._listener, listener
+            warnings = list(self._warnings)
         if earlier:
             earlier.end("the session is connected by another stream")
+        # Nobody knows whether they got through before the last stream broke.
+        for text in warnings:
+            listener.warn(text)
         listener.acknowledge(self._acknowledged)
 
     def disconnect(self, listener: Listener) -> bool:
@@ -217,6 +232,9 @@ class Session:
                 excluded=self.excluded,
                 iterations_seen=farewell.iterations_seen,
                 notes=farewell.notes,
+                framework=request.framework,
+                device_target=request.device_target,
+                selected=self.plan.selection.iterations.text,
             )
 
     def _state(self) -> SessionState:

@@ -12,6 +12,10 @@ class Listener(Protocol):
         """Tell the rank that everything up to this number is accounted for."""
         ...
 
+    def warn(self, text: str) -> None:
+        """Let the rank say this in its log."""
+        ...
+
     def end(self, reason: str) -> None:
         """Break the stream off; the rank may come back."""
         ...

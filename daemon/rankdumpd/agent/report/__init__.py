@@ -1,0 +1,225 @@
+"""What the coordinator is told, from the ledger's log; a thread of its own, it holds nobody up."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import sqlite3
+import threading
+from collections.abc import Callable
+
+import grpc
+
+from rankdump.contract.errors import UnavailableError
+from rankdump.contract.status import ClockEstimate, Load, SessionStatus
+from rankdump.wire import views
+from rankdump.wire.errors import error_of
+from rankdump.wire.fields import common
+from rankdump.wire.v1 import coordinator_pb2, coordinator_pb2_grpc
+from rankdumpd.agent.report.ports import Log, Times
+from rankdumpd.agent.report.stream import Conversation
+from rankdumpd.agent.report.timing import Timing
+
+MAX_WARNINGS = 256
+
+_log = logging.getLogger(__name__)
+
+
+class Reporter:
+    """Tells what stands in the log until the coordinator has it; without an address, nothing."""
+
+    def __init__(
+        self,
+        address: str,
+        log: Log,
+        *,
+        load: Callable[[], Load],
+        warn: Callable[[str, str], None],
+        tell_again: Callable[[], None],
+        times: Times | None = None,
+    ) -> None:
+        """Call `warn` with a job and a text, `tell_again` when the coordinator forgot sessions."""
+        self._address, self._log = address, log
+        self._load, self._warn, self._tell_again = load, warn, tell_again
+        self._agent_id = log.agent_id()
+        self._times = times or Times()
+        self._timing = Timing(self._times)
+        self._changed = threading.Condition()
+        self._conversation: Conversation | None = None
+        self._call: grpc.Call | None = None
+        self._received = self._careful_to = self._woken_to = 0
+        self._warnings: dict[tuple[str, str], None] = {}
+        self._figures = (0, 0)
+        self._unentered = 0
+        self._said = ""
+        self._stopping = False
+        self._thread: threading.Thread | None = None
+
+    def findings(self) -> list[str]:
+        """Return what was given up because the coordinator did not take it."""
+        events, states = self._log.lost()
+        lost = {"events": events, "states": states + self._unentered}
+        return [f"{n} {what} never reached the coordinator" for what, n in lost.items() if n]
+
+    def session(self, status: SessionStatus, root: str) -> None:
+        """Report how a session stands, and where its tree is."""
+        if not self._address:
+            return
+        try:
+            self._log.enter_session(status, root)
+        except sqlite3.Error as error:
+            # The rank is not to blame, and the next state of the session says it again.
+            self._unentered += 1
+            _log.error("session %s is not reported: %s", status.session_id, error)
+        self.wake()
+
+    def warnings(self, job_id: str) -> list[str]:
+        """Return what the ranks of a job should say in their logs."""
+        with self._changed:
+            return [text for job, text in self._warnings if job == job_id]
+
+    def wake(self) -> None:
+        """Look into the log if something was entered."""
+        if self._address and self._log.newest != self._woken_to:
+            self._woken_to = self._log.newest
+            with self._changed:
+                if self._conversation:
+                    self._conversation.wake()
+                self._changed.notify_all()
+
+    def start(self) -> None:
+        """Begin to report."""
+        if self._address:
+            self._thread = threading.Thread(target=self._run, name="rankdumpd-reporter")
+            self._thread.start()
+
+    def flush(self, timeout_s: float) -> int:
+        """Wait until everything has arrived; return the items that have not."""
+        if not self._address:
+            return 0
+        with self._changed:
+            self._changed.wait_for(lambda: self._left() == 0, timeout_s)
+            return self._left()
+
+    def stop(self) -> None:
+        """End at once; may be repeated."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+            if self._call:
+                self._call.cancel()
+        if self._thread:
+            self._thread.join()
+            self._thread = None
+
+    def _left(self) -> int:
+        return self._log.waiting(self._received)[0]
+
+    def _run(self) -> None:
+        retry_s = self._times.first_retry_s
+        with self._changed:
+            # Nobody needs to be there before there is something to tell.
+            self._changed.wait_for(lambda: self._stopping or self._left() > 0)
+        while not self._stopping:
+            received, careful_to = self._received, self._careful_to
+            try:
+                self._converse()
+            except grpc.RpcError as failure:
+                self._judge(failure)
+            except Exception:
+                _log.exception("a report to %s failed", self._address)
+            went_on = (self._received, self._careful_to) != (received, careful_to)
+            retry_s = (
+                self._times.first_retry_s if went_on else min(2 * retry_s, self._times.last_retry_s)
+            )
+            with self._changed:
+                self._changed.wait_for(lambda: self._stopping, retry_s)
+
+    def _converse(self) -> None:
+        with grpc.insecure_channel(self._address) as channel:
+            stub = coordinator_pb2_grpc.CoordinatorServiceStub(channel)
+            conversation = Conversation(
+                self._log,
+                self._changed,
+                times=self._times,
+                careful_to=self._careful_to,
+                prepared=lambda request, met: self._prepare(request, stub if met else None),
+                overdue=self._break_off,
+            )
+            self._timing.reconnected()
+            answers = stub.Report(conversation.requests())
+            with self._changed:
+                self._conversation, self._call = conversation, answers
+                if self._stopping:
+                    answers.cancel()
+            try:
+                for number, answer in enumerate(answers):
+                    self._take(conversation, answer, greeting=number == 0)
+            finally:
+                with self._changed:
+                    self._call = None
+                answers.cancel()
+                conversation.end()
+
+    def _break_off(self) -> None:
+        with self._changed:
+            if self._call:
+                self._call.cancel()
+
+    def _take(
+        self,
+        conversation: Conversation,
+        answer: coordinator_pb2.ReportResponse,
+        *,
+        greeting: bool,
+    ) -> None:
+        if greeting and answer.acknowledged_sequence < self._log.acknowledged_to():
+            self._tell_again()
+        conversation.take(answer)
+        with self._changed:
+            self._received, self._said = conversation.received, ""
+            given = dict.fromkeys((each.job_id, each.text) for each in answer.warnings)
+            new = [each for each in given if each not in self._warnings]
+            self._warnings.update(dict.fromkeys(new))
+            for earliest in list(self._warnings)[: len(self._warnings) - MAX_WARNINGS]:
+                del self._warnings[earliest]
+            self._changed.notify_all()
+        for job_id, text in new:
+            self._warn(job_id, text)
+
+    def _prepare(
+        self,
+        request: coordinator_pb2.ReportRequest,
+        stub: coordinator_pb2_grpc.CoordinatorServiceStub | None,
+    ) -> None:
+        """Say who reports, and how this host stands; what costs something, once a second."""
+        if stub and self._timing.keep_up(stub):
+            self._figures = (self._log.waiting(self._received)[1], self._log.lost()[0])
+        request.agent_id = self._agent_id
+        request.host = socket.gethostname()
+        request.load.CopyFrom(views.load_to_wire(self._load()))
+        clock = common(self._timing.estimate(), ClockEstimate)
+        request.clock.CopyFrom(coordinator_pb2.ClockEstimate(**clock))
+        request.held_events, request.lost_events = self._figures
+
+    def _judge(self, failure: grpc.RpcError) -> None:
+        """Give up the item that is refused: it would fail the same way for ever."""
+        error = error_of(failure)
+        spans = self._conversation.unanswered() if self._conversation else []
+        refused = not isinstance(error, UnavailableError) and bool(spans)
+        # Said when it changes: it is tried again every few seconds.
+        if str(error) != self._said and not self._stopping:
+            self._said = str(error)
+            _log.log(
+                logging.ERROR if refused else logging.WARNING,
+                "coordinator %s: %s",
+                self._address,
+                error,
+            )
+        if not refused:
+            return
+        first, last = spans[0]
+        if len(spans) == 1 and first == last:
+            self._log.give_up(first, last)
+        # Which one of several it was shows when each comes alone.
+        self._careful_to = max(self._careful_to, spans[-1][1])

@@ -1,0 +1,101 @@
+"""How far the coordinator's clock is ahead of this host's, from times that answers took. Pure.
+
+Nothing is assumed of the way: the true offset lies anywhere between what the fastest way there and
+the fastest way back allow. Samples that age are trusted less, for clocks drift apart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from rankdump.contract.status import ClockEstimate
+
+MAX_SAMPLES = 64
+MAX_AGE_US = 300_000_000
+DRIFT_PPM = 100
+"""How fast two clocks may drift apart that are not set."""
+STEP_US = 1_000
+STEP_PPM = 500
+"""What a clock may differ from the monotonic one before it counts as set: adjusting stays below."""
+
+
+@dataclass(frozen=True, slots=True)
+class Instant:
+    """One moment on both clocks of this host."""
+
+    wall_us: int
+    monotonic_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A question and its answer."""
+
+    sent: Instant
+    received_us: int
+    """On the coordinator's clock, as the next one."""
+    answered_us: int
+    back: Instant
+
+    @property
+    def delay_us(self) -> int:
+        """Return how long it was on the way, there and back."""
+        took_us = self.back.monotonic_us - self.sent.monotonic_us
+        return took_us - (self.answered_us - self.received_us)
+
+    @property
+    def offset_us(self) -> int:
+        """Return the middle of what the offset may be."""
+        there = self.received_us - self.sent.wall_us
+        return (there + self.answered_us - self.back.wall_us) // 2
+
+    def error_us(self, now: Instant) -> int:
+        """Return by how much the offset may be wrong now."""
+        age_us = max(0, now.monotonic_us - self.back.monotonic_us)
+        # One more for what the divisions cut off.
+        return (self.delay_us + 1) // 2 + -(-age_us * DRIFT_PPM // 1_000_000) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class ClockWindow:
+    """The samples that count, and how often this host's clock was set meanwhile."""
+
+    samples: tuple[Sample, ...] = ()
+    steps: int = 0
+    last: Instant | None = None
+
+    def at(self, now: Instant) -> ClockWindow:
+        """Return the window at a later moment; empty when the clock was set until then."""
+        if self.last is not None and _stepped(self.last, now):
+            return ClockWindow(steps=self.steps + 1, last=now)
+        oldest_us = now.monotonic_us - MAX_AGE_US
+        young = tuple(s for s in self.samples if s.back.monotonic_us >= oldest_us)
+        return replace(self, samples=young, last=now)
+
+    def with_sample(self, sample: Sample) -> ClockWindow:
+        """Return the window with one more; one that makes no sense changes nothing."""
+        window = self.at(sample.sent)
+        across = window.at(sample.back)
+        if across.steps != window.steps or sample.answered_us < sample.received_us:
+            return across
+        if sample.delay_us < 0:
+            return across
+        known = across.estimate(sample.back)
+        apart_us = abs(sample.offset_us - known.offset_us)
+        if known.known and apart_us > known.error_us + sample.error_us(sample.back):
+            # Both cannot be true: the coordinator's clock was set.
+            return replace(across, samples=(sample,))
+        return replace(across, samples=(*across.samples, sample)[-MAX_SAMPLES:])
+
+    def estimate(self, now: Instant) -> ClockEstimate:
+        """Return the offset that is wrong by least."""
+        if not self.samples:
+            return ClockEstimate(steps=self.steps)
+        best = min(self.samples, key=lambda sample: sample.error_us(now))
+        return ClockEstimate(best.offset_us, best.error_us(now), self.steps, known=True)
+
+
+def _stepped(earlier: Instant, later: Instant) -> bool:
+    elapsed_us = later.monotonic_us - earlier.monotonic_us
+    jump_us = later.wall_us - earlier.wall_us - elapsed_us
+    return abs(jump_us) > STEP_US + elapsed_us * STEP_PPM // 1_000_000

@@ -1,0 +1,152 @@
+"""Reports of agents that are processes: killed, moved between workers, warned in the end."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from suites.stub_coordinator import StubCoordinator
+from suites.worker_host import WAIT_S, WorkerHost
+
+from rankdump.contract.events import Event, EventColumns, EventKind
+from rankdump.contract.exchange import IterationEnd, SessionEnd
+from rankdump.wire.frames import declaration_frame
+from rankdumpd.front.sharding import worker_of
+
+BATCH = 50
+
+
+@pytest.fixture
+def coordinator(short_dir: Path) -> Iterator[StubCoordinator]:
+    coordinator = StubCoordinator(short_dir)
+    coordinator.start()
+    yield coordinator
+    coordinator.stop()
+
+
+@pytest.fixture
+def make_host(
+    short_dir: Path, coordinator: StubCoordinator
+) -> Iterator[Callable[[int], WorkerHost]]:
+    with contextlib.ExitStack() as stack:
+
+        def make(workers: int) -> WorkerHost:
+            host = WorkerHost(short_dir, workers, COORDINATOR=coordinator.address)
+            stack.callback(host.close)
+            return host
+
+        yield make
+
+
+def frames(first: int, turns: int) -> list:
+    """Return the frames of some turns: a batch of events, and the end of its iteration."""
+    found = []
+    for turn in range(first, first + turns):
+        places = range(BATCH * turn, BATCH * (turn + 1))
+        columns = EventColumns.of(
+            [Event(0, turn, n, n, f"op{n}", EventKind.OPERATOR, n, n + 1) for n in places]
+        )
+        end = IterationEnd(
+            turn, 0, stall_us=turn, first_position=places[0], last_position=places[-1]
+        )
+        found.append(declaration_frame(2 * turn + 1, columns))
+        found.append(declaration_frame(2 * turn + 2, end))
+    return found
+
+
+def everything(turns: int) -> list[int]:
+    return list(range(BATCH * turns))
+
+
+@pytest.mark.parametrize("forgets", [False, True])
+def test_an_agent_killed_before_the_acknowledgement_tells_all_again(
+    make_host, coordinator, make_rank, forgets
+):
+    """Law: every event arrives, under numbers that go on, from an agent of the same name."""
+    host = make_host(1)
+    rank = make_rank(host.address, wants_slab=False)
+    rank.open()
+    coordinator.silent = True
+    stream = rank.push().send(*frames(0, 10))
+    stream.wait_acknowledged(20)
+    coordinator.wait(lambda: coordinator.received)
+    host.kill_all()
+    stream.wait_over()
+    coordinator.stop()
+    coordinator.silent = False
+    (before,) = coordinator.received.items()
+    if forgets:
+        coordinator.forget()
+    coordinator.start()
+    host.start(1)
+    again = make_rank(host.address)
+    again.open()
+    stream = again.push().send(*frames(10, 5))
+    stream.wait_acknowledged(30)
+    coordinator.wait(lambda: len(coordinator.positions("session0000")) >= 15 * BATCH)
+    assert coordinator.positions("session0000") == everything(15)
+    ((agent_id, received),) = coordinator.received.items()
+    assert agent_id == before[0]
+    assert received > before[1]
+    balances = {i.iteration: i for r in coordinator.reports for i in r.iterations}
+    coordinator.wait(
+        lambda: {i.iteration for r in coordinator.reports for i in r.iterations} == {*range(15)}
+    )
+    assert (balances[3].stall_us, balances[3].first_position) == (3, 3 * BATCH)
+    stream.cut()
+
+
+def test_two_workers_report_for_themselves_and_sessions_move_with_what_is_unsaid(
+    make_host, coordinator, make_rank
+):
+    """Each worker has a name and a log; another number of workers loses nothing of either."""
+    host = make_host(2)
+    coordinator.holds_back = True
+    ranks = range(4)
+    for number in ranks:
+        own = f"{host.address}.{worker_of('job', number, 2)}"
+        rank = make_rank(own, rank=number, world_size=4, session_id=f"s{number}")
+        rank.open()
+        stream = rank.push().send(*frames(0, 4))
+        stream.wait_acknowledged(8)
+        stream.cut()
+    for number in ranks:
+        coordinator.wait(lambda n=number: len(coordinator.positions(f"s{n}")) >= 4 * BATCH)
+        assert coordinator.positions(f"s{number}") == everything(4)
+    names = set(coordinator.received)
+    assert len(names) == 2
+    host.kill_all()
+    coordinator.forget()
+    coordinator.holds_back = False
+    host.start(3)
+    for number in ranks:
+        coordinator.wait(lambda n=number: len(coordinator.positions(f"s{n}")) >= 4 * BATCH)
+        assert coordinator.positions(f"s{number}") == everything(4)
+    told = {i.rank for r in coordinator.reports for i in r.iterations}
+    coordinator.wait(lambda: {s.rank for r in coordinator.reports for s in r.sessions} == {*ranks})
+    assert told == {*ranks}
+
+
+def test_a_warning_reaches_the_ranks_of_its_job_and_those_that_come_later(
+    make_host, coordinator, make_rank
+):
+    """What the coordinator repeats goes out on each stream once."""
+    coordinator.warnings = [("job", "half of it is used"), ("other", "not this one")]
+    host = make_host(1)
+    first = make_rank(host.address, world_size=2, wants_slab=False)
+    first.open()
+    stream = first.push()
+    stream.wait_warned()
+    later = make_rank(host.address, rank=1, world_size=2, session_id="later", wants_slab=False)
+    later.open()
+    second = later.push()
+    second.wait_warned()
+    for each in (stream, second):
+        each.send(declaration_frame(1, SessionEnd(1))).wait_acknowledged(1)
+        each.finish()
+        assert each.warnings == ["half of it is used"]
+    assert host.process.poll() is None, host.log()
+    host.process.terminate()
+    assert host.process.wait(WAIT_S) == 0, host.log()
