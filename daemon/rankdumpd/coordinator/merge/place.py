@@ -68,8 +68,7 @@ def ordered_calls(
     starts = match.bounds[:-1][sequence.order]
     rows = match.rows[np.repeat(starts - bounds[:-1], sizes) + np.arange(len(match.rows))]
     first = rows[bounds[:-1]]
-    fields = ("graph", "name", "kind", "group", "sequence")
-    columns = {field: table[field][first] for field in fields}
+    columns = {field: table[field][first] for field in _CALL}
     start_us, end_us = table["start_us"][rows], table["end_us"][rows]
     some = bool(len(match))
     columns["start_us"] = np.minimum.reduceat(start_us, bounds[:-1]) if some else start_us
@@ -82,4 +81,5 @@ def ordered_calls(
     )
 
 
+_CALL = ("graph", "name", "kind", "group", "sequence", "element_count", "dtype", "peer")
 _MEMBER = ("rank", "start_us", "end_us", "position", "end_position", "stream", "stall_us")
