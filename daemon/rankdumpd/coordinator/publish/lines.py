@@ -17,40 +17,52 @@ from rankdumpd.coordinator.values import GlobalOrder
 
 # Larger blocks fall out of the processor's cache.
 _BLOCK = 4096
-_VARYING = ("rank", "start_us", "end_us", "position", "stream")
 
 
 def csv_lines(order: GlobalOrder, graph: int, first_position: int) -> Iterator[bytes]:
     """Yield the lines of a graph, some thousand at a time."""
     names = np.array([field(name) for name in order.names], dtype=object)
-    form = f"%d,{order.iteration},{graph},OPERATOR,%s,%d,,0,%d,%d,,%d,%d,0,,-1\n"
     for lines in blocks(order, graph, _BLOCK):
-        cells = _cells(order, names, lines, first_position)
-        yield "".join(_texts(order, lines, form, cells, first_position)).encode()
+        form, cells = _operators(order, names, lines, first_position)
+        width = len(cells) // len(lines)
+        pieces: list[str] = []
+        done = 0
+        call_of = order.columns["call"][lines]
+        for at in np.flatnonzero(call_of >= 0).tolist():
+            pieces.append(form * (at - done) % tuple(cells[width * done : width * at]))
+            entry = order.call_entry(int(lines[at]) + first_position, int(call_of[at]))
+            pieces.append(to_line(entry))
+            done = at + 1
+        pieces.append(form * (len(lines) - done) % tuple(cells[width * done :]))
+        yield "".join(pieces).encode()
 
 
-def _cells(order: GlobalOrder, names: Column, lines: Column, first_position: int) -> list[object]:
-    """Return what varies from operator to operator, line by line in one list."""
+def _operators(
+    order: GlobalOrder, names: Column, lines: Column, first_position: int
+) -> tuple[str, list[object]]:
+    """Return the form of a block's operators, and what varies among them in one list."""
     columns = order.columns
-    varying = [
-        (lines + first_position).tolist(),
-        names[columns["name"][lines]].tolist(),
-        *(columns[column][lines].tolist() for column in _VARYING),
-    ]
+    texts = names[columns["name"][lines]].tolist()
+    varying = [(lines + first_position).tolist(), texts]
+    parts = ["%d", f"{order.iteration},{int(columns['graph'][lines[0]])},OPERATOR,%s"]
+    for column, after in _REST:
+        values = columns[column][lines]
+        if (values == values[0]).all():
+            parts.append(f"{values[0]}{after}")
+        else:
+            parts.append(f"%d{after}")
+            varying.append(values.tolist())
     cells: list[object] = [None] * (len(varying) * len(lines))
     for at, column in enumerate(varying):
         cells[at :: len(varying)] = column
-    return cells
+    return ",".join(parts) + "\n", cells
 
 
-def _texts(
-    order: GlobalOrder, lines: Column, form: str, cells: list[object], first_position: int
-) -> Iterator[str]:
-    width = len(cells) // len(lines)
-    call_of = order.columns["call"][lines]
-    done = 0
-    for at in np.flatnonzero(call_of >= 0).tolist():
-        yield form * (at - done) % tuple(cells[width * done : width * at])
-        yield to_line(order.call_entry(int(lines[at]) + first_position, int(call_of[at])))
-        done = at + 1
-    yield form * (len(lines) - done) % tuple(cells[width * done :])
+_REST = (
+    ("rank", ",,0"),
+    ("start_us", ""),
+    ("end_us", ","),
+    ("position", ""),
+    ("stream", ",0,,-1"),
+)
+"""Columns of an operator's line after its name, and what stands between them."""

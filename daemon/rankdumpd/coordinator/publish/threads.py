@@ -26,38 +26,39 @@ def threaded(
     order: GlobalOrder, operators: Column, members: Members
 ) -> tuple[list[Thread], Column, Column]:
     """Return all threads, and the number of each operator's and each member's."""
-    columns = {name: order.columns[name][operators] for name in _OPERATOR}
-    start = columns["start_us"]
-    end = np.maximum(columns["end_us"], start)
-    tracks = (_track(columns["rank"], columns["stream"]), _track(members.rank, members.stream))
-    lanes = (
-        nested(tracks[0], start, end),
-        apart(tracks[1], members.start_us, members.end_us),
+    rank, stream, start, end = (order.columns[name][operators] for name in _OPERATOR)
+    tracks, of = np.unique(
+        np.concatenate([_track(rank, stream), _track(members.rank, members.stream)]),
+        return_inverse=True,
     )
-    keys = np.concatenate(
-        [
-            np.stack([columns["rank"], columns["stream"], np.zeros(len(start)), lanes[0]], axis=1),
-            np.stack([members.rank, members.stream, np.ones(len(lanes[1])), lanes[1]], axis=1),
-        ]
-    ).astype("i8")
-    rows, row_of = np.unique(keys, axis=0, return_inverse=True)
-    threads = _numbered(rows.tolist())
-    numbers = np.array([thread.number for thread in threads], "i8")[row_of.reshape(-1)]
+    own, of_calls = of[: len(start)], of[len(start) :]
+    lanes = (
+        nested(own, start, np.maximum(end, start)),
+        _CALLS + apart(of_calls, members.start_us, members.end_us),
+    )
+    rows, row_of = np.unique(of * 2 * _CALLS + np.concatenate(lanes), return_inverse=True)
+    threads = _numbered(rows, tracks)
+    numbers = np.array([thread.number for thread in threads], "i8")[row_of]
     return threads, numbers[: len(start)], numbers[len(start) :]
 
 
 _OPERATOR = ("rank", "stream", "start_us", "end_us")
+_CALLS = 1 << 30
+"""Added to the lanes of calls, which stand below those of operators."""
 
 
 def _track(rank: Column, stream: Column) -> Column:
-    return rank.astype("i8") << 32 | stream.astype("i8")
+    return rank.astype("u8") << 32 | stream.astype("u8")
 
 
-def _numbered(rows: list[list[int]]) -> list[Thread]:
+def _numbered(rows: Column, tracks: Column) -> list[Thread]:
+    """Name each track and lane, numbered from 1 in each rank."""
     threads: list[Thread] = []
-    for rank, stream, is_calls, lane in rows:
+    for row in rows.tolist():
+        track, lane = divmod(row, 2 * _CALLS)
+        rank, stream = divmod(int(tracks[track]), 1 << 32)
+        name = f"stream {stream}" + (": calls" if lane >= _CALLS else "")
+        name += f" ({lane % _CALLS + 1})" if lane % _CALLS else ""
         follows = bool(threads) and threads[-1].rank == rank
-        name = f"stream {stream}" + (": calls" if is_calls else "")
-        name += f" ({lane + 1})" if lane else ""
         threads.append(Thread(rank, threads[-1].number + 1 if follows else 1, name))
     return threads
