@@ -142,13 +142,13 @@ def _show(entries: Iterator[OrderEntry], limit: int) -> None:
 
 def _show_json(source: _Source, wants: _Wants, limit: int | None) -> None:
     """Print an entry a line, as they come: an order may be larger than memory."""
-    start = '{"entries": [\n '
+    click.echo('{"entries": [', nl=False)
+    before = "\n "
     for entry in islice(source.entries, limit or None):
-        click.echo(start + json.dumps(asdict(entry) | {"kind": entry.kind.name.lower()}), nl=False)
-        start = ",\n "
+        click.echo(before + json.dumps(asdict(entry) | {"kind": entry.kind.name.lower()}), nl=False)
+        before = ",\n "
     findings = [asdict(f) | {"kind": f.kind.value} for f in source.findings if wants.about(f)]
-    none = start if start.startswith("{") else ""
-    click.echo(f'{none}\n], "findings": {json.dumps(findings, indent=1)}}}')
+    click.echo(f'\n], "findings": {json.dumps(findings, indent=1)}}}')
 
 
 def _sentence(finding: Finding) -> str:

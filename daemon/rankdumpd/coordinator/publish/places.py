@@ -63,7 +63,7 @@ def opened(job_id: str, root: str, book: Book | None, *, iteration: int = -1) ->
         size = sizes.get(name, 0)
         if (folder / name).stat().st_size > size:
             _LOG.warning("%s: what stands behind %d bytes was not committed", folder / name, size)
-            _check_header(folder / name)
+            _check_ours(folder / name)
             cut(folder / name, size)
     return Place(folder, tag, sizes, book.position)
 
@@ -92,20 +92,23 @@ def _is_there(path: Path, size_bytes: int) -> bool:
     return real >= size_bytes
 
 
-def _check_header(path: Path) -> None:
-    if graph_and_tag(path.name) is None:
-        return
+def _check_ours(path: Path) -> None:
+    """DamagedError when a file begins as none of ours does."""
     with open(path, "rb", opener=not_through_links) as file:
-        header = file.read(len(_HEADER))
-    if not _HEADER.startswith(header):
-        raise DamagedError(f"{path} is no execution order: it begins with {header[:80]!r}")
+        head = file.readline()
+    if graph_and_tag(path.name):
+        ours = _HEADER.startswith(head)
+    else:
+        ours = not head.endswith(b"\n") or head.startswith(b'{"kind"')
+    if not ours:
+        raise DamagedError(f"{path} is not of an execution order: it begins with {head[:80]!r}")
 
 
 def _found(folder: Path, tag: str, iteration: int, position: int) -> Place:
     """Return the place with what its files hold, torn lines and the iteration's cut off."""
     sizes: dict[str, int] = {}
     for name in _names(folder, tag):
-        _check_header(folder / name)
+        _check_ours(folder / name)
         is_order = graph_and_tag(name) is not None
         number = _order_numbers if is_order else _finding_numbers
         size, next_position = _kept(folder / name, number, iteration)
