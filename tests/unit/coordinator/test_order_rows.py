@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -103,6 +105,13 @@ def test_a_line_cut_short_is_damaged() -> None:
             from_line(line)
         with pytest.raises(DamagedError):
             finding_from_line(line)
+
+
+def test_the_page_names_every_column_and_finding() -> None:
+    """docs/order.md is what people read; a column or kind that it leaves out is not documented."""
+    page = (Path(__file__).parents[3] / "docs" / "order.md").read_text()
+    rows = set(re.findall(r"^\| `(\w+)`", page, re.MULTILINE))
+    assert rows == {*COLUMNS, *(kind.value for kind in FindingKind)}
 
 
 def test_an_entry_of_every_kind_has_its_own_word() -> None:

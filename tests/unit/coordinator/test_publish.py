@@ -8,9 +8,10 @@ import stat
 from pathlib import Path
 
 import pytest
+from suites.merged import merged
 
 from rankdump.contract.errors import DamagedError
-from rankdump.contract.events import Event, EventColumns, EventKind, ProcessGroup
+from rankdump.contract.events import Event, EventKind, ProcessGroup
 from rankdump.contract.findings import Finding, FindingKind
 from rankdump.contract.order import (
     COLUMNS,
@@ -23,7 +24,6 @@ from rankdump.contract.order import (
     tagged,
     to_line,
 )
-from rankdumpd.coordinator.merge import merge
 from rankdumpd.coordinator.publish import Publisher, files, lines, note, published, tables
 from rankdumpd.coordinator.values import Book, GlobalOrder
 
@@ -39,7 +39,7 @@ def order(iteration: int, name: str = 'Default/"a", b', operators: int = 1) -> G
     call = Event(
         1, iteration, 99, 99, "AllReduce", EventKind.ALL_REDUCE, 9, 12, group="world", sequence=3
     )
-    return merge({0: [EventColumns.of([*program, call], (WORLD,))]}, iteration=iteration)
+    return merged({0: [*program, call]}, (WORLD,), iteration)
 
 
 def finding(iteration: int, text: str = "odd") -> Finding:
@@ -356,14 +356,12 @@ def test_lines_are_those_of_the_contract(tmp_path, monkeypatch) -> None:
         ]
         for rank in (0, 1)
     }  # fmt: skip
-    merged = merge(
-        {rank: [EventColumns.of(of, (WORLD,))] for rank, of in events.items()}, iteration=3
-    )
-    book, _ = Publisher().append(merged, job_id="j", root=str(tmp_path), book=None)
+    both = merged(events, (WORLD,), 3)
+    book, _ = Publisher().append(both, job_id="j", root=str(tmp_path), book=None)
     assert book is not None
     text = (tmp_path / ORDER_FOLDER / FIRST).read_text().splitlines(keepends=True)
-    assert text[1:] == list(map(to_line, merged.entries(0)))
-    assert list(published(book)) == list(merged.entries(0))
+    assert text[1:] == list(map(to_line, both.entries(0)))
+    assert list(published(book)) == list(both.entries(0))
 
 
 def test_without_pyarrow_there_are_no_tables(tmp_path, monkeypatch) -> None:

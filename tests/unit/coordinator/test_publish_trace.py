@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from suites.merged import merged
 from suites.trace_schema import checked_trace, flows_of, slices_of
 
-from rankdump.contract.events import OPEN, Event, EventColumns, EventKind, ProcessGroup
+from rankdump.contract.events import OPEN, Event, EventKind, ProcessGroup
 from rankdump.contract.order import ORDER_FOLDER, order_file, trace_file
-from rankdumpd.coordinator.merge import merge
 from rankdumpd.coordinator.publish import Publisher
 from rankdumpd.coordinator.publish.files import write_whole
 from rankdumpd.coordinator.publish.lanes import apart, nested
@@ -23,12 +23,6 @@ from rankdumpd.coordinator.values import GlobalOrder
 
 EPOCH_US = 1_700_000_000_000_000
 WORLD = ProcessGroup("world", (0, 1, 2))
-
-
-def merged(events: dict[int, list[Event]]) -> GlobalOrder:
-    return merge(
-        {rank: [EventColumns.of(of, (WORLD,))] for rank, of in events.items()}, iteration=3
-    )
 
 
 def traced(folder: Path, order: GlobalOrder, graph: int = 0) -> list[dict[str, Any]]:
@@ -61,7 +55,7 @@ def test_members_of_a_collective_are_joined_in_the_order_they_came(tmp_path) -> 
         1: [operator(1, 4, 90), call(2, 90, 95)],
         2: [operator(1, 2, 30, stream=7), call(2, 30, 95)],
     }
-    trace = traced(tmp_path, merged(events))
+    trace = traced(tmp_path, merged(events, (WORLD,), 3))
     members = {event["pid"]: event for event in slices_of(trace, "collective")}
     assert {rank: event["args"]["waited_us"] for rank, event in members.items()} == {
         0: 80, 1: 0, 2: 60,
@@ -90,7 +84,7 @@ def test_who_is_waited_for_is_marked(tmp_path) -> None:
         1: [call(1, 20, 25)],
         2: [operator(1, 0, 400)],
     }
-    trace = traced(tmp_path, merged(events))
+    trace = traced(tmp_path, merged(events, (WORLD,), 3))
     members = slices_of(trace, "collective")
     assert {event["name"] for event in members} == {"all_reduce All_Reduce (waits for rank 2)"}
     assert [event["args"]["missing"] for event in members] == [[2], [2]]
@@ -113,7 +107,7 @@ def test_a_message_goes_from_the_send_to_the_end_of_its_receive(tmp_path) -> Non
             call(3, 65, 66, kind=EventKind.RECV, peer=2, sequence=9),
         ],
     }
-    trace = traced(tmp_path, merged(events))
+    trace = traced(tmp_path, merged(events, (WORLD,), 3))
     (flow,) = flows_of(trace)
     assert [(event["ph"], event["pid"], event["ts"]) for event in flow] == [
         ("s", 0, 50),
@@ -125,7 +119,7 @@ def test_a_message_goes_from_the_send_to_the_end_of_its_receive(tmp_path) -> Non
 
 def test_graphs_have_a_trace_each_and_one_time(tmp_path) -> None:
     """Times count from the iteration's first event, in whatever graph it was."""
-    order = merged({0: [operator(1, 0, 5), operator(2, 100, 110, graph=6)]})
+    order = merged({0: [operator(1, 0, 5), operator(2, 100, 110, graph=6)]}, (), 3)
     assert [event["ts"] for event in slices_of(traced(tmp_path, order, 6), "operator")] == [100]
     book, problem = Publisher().append(order, job_id="j", root=str(tmp_path), book=None)
     assert (problem, book is None) == ("", False)
@@ -140,7 +134,7 @@ def test_a_large_iteration_has_no_trace_and_that_is_said_once(tmp_path, caplog) 
     book = None
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
-            order = merged({0: [operator(1, 0, 5), operator(2, 5, 6)]})
+            order = merged({0: [operator(1, 0, 5), operator(2, 5, 6)]}, (), 3)
             book, _ = publisher.append(order, job_id="j", root=str(tmp_path), book=book)
     assert not list((tmp_path / ORDER_FOLDER).glob("*.trace"))
     assert caplog.text.count("no trace of iterations with more than 1 events") == 1
@@ -188,8 +182,18 @@ def programs(draw: st.DrawFn) -> dict[int, list[Event]]:
                 ends = draw(st.sampled_from([at, at + 2, OPEN]))
                 over = clock if ends == OPEN else clock + took
                 peer = -1 if choice == 3 else (rank + 1) % 3
-                more = {"kind": kind, "sequence": at, "peer": peer, "end_position": ends}
-                of.append(call(at, clock, over, stream=stream, **more))
+                of.append(
+                    call(
+                        at,
+                        clock,
+                        over,
+                        kind=kind,
+                        sequence=at,
+                        peer=peer,
+                        end_position=ends,
+                        stream=stream,
+                    )  # fmt: skip
+                )
             clock += draw(st.integers(0, took))
         events[rank] = of
     return events
@@ -198,7 +202,7 @@ def programs(draw: st.DrawFn) -> dict[int, list[Event]]:
 @given(programs())
 def test_any_program_gives_a_trace_that_keeps_the_rules(tmp_path_factory, program) -> None:
     """Whatever overlaps, hangs or goes missing: slices nest, flows are bound, threads are named."""
-    order = merged(program)
+    order = merged(program, (WORLD,), 3)
     folder = tmp_path_factory.mktemp("trace")
     for graph in {event.graph for of in program.values() for event in of if not event.group}:
         events = traced(folder, order, graph)
@@ -211,7 +215,7 @@ def test_any_program_gives_a_trace_that_keeps_the_rules(tmp_path_factory, progra
 @pytest.mark.parametrize("size", [1, 3])
 def test_blocks_do_not_show(tmp_path, monkeypatch, size) -> None:
     """However many events are written at once, the trace is the same."""
-    order = merged({rank: [operator(n, n, n + 1) for n in range(1, 9)] for rank in (0, 1)})
+    order = merged({rank: [operator(n, n, n + 1) for n in range(1, 9)] for rank in (0, 1)}, (), 3)
     whole = b"".join(trace_lines(order, 0, 0))
     monkeypatch.setattr("rankdumpd.coordinator.publish.trace._BLOCK", size)
     monkeypatch.setattr("rankdumpd.coordinator.publish.blocks._SCAN", size)
