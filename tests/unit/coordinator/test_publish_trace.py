@@ -192,7 +192,7 @@ def programs(draw: st.DrawFn) -> dict[int, list[Event]]:
                         peer=peer,
                         end_position=ends,
                         stream=stream,
-                    )  # fmt: skip
+                    )
                 )
             clock += draw(st.integers(0, took))
         events[rank] = of
