@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 
 import grpc
 from grpc_health.v1 import health_pb2
 
 from rankdump.contract.errors import RankdumpError, UnavailableError
+from rankdump.contract.findings import Finding
 from rankdump.contract.status import OrderEntry, StatusView
 from rankdump.wire import views
 from rankdump.wire.errors import error_of
@@ -43,18 +44,25 @@ def drain(address: str, *, timeout_s: float) -> int:
 
 
 def global_order(
-    address: str, *, graph: int, job_id: str = "", timeout_s: float = 60.0
-) -> tuple[tuple[OrderEntry, ...], tuple[str, ...]]:
-    """Return the merged order of a job, empty for the last one, and what the merge found."""
-    entries: list[OrderEntry] = []
-    findings: list[str] = []
-    request = coordinator_pb2.OrderRequest(job_id=job_id, graph=graph)
+    address: str,
+    *,
+    job_id: str = "",
+    graph: int | None = None,
+    findings_only: bool = False,
+    timeout_s: float = 600.0,
+) -> Iterator[tuple[tuple[OrderEntry, ...], tuple[Finding, ...]]]:
+    """Yield the merged order of a job, empty for the last one, in pages; its findings come first.
+
+    Pages that nobody asks for are not sent.
+    """
+    request = coordinator_pb2.OrderRequest(
+        job_id=job_id, graph=graph or 0, one_graph=graph is not None, findings_only=findings_only
+    )
     with _channel(address, "coordinator") as channel:
         stub = coordinator_pb2_grpc.CoordinatorServiceStub(channel)
         for page in stub.Order(request, timeout=timeout_s):
-            entries.extend(map(views.entry_from_wire, page.entries))
-            findings.extend(finding.text for finding in page.findings)
-    return tuple(entries), tuple(findings)
+            entries = tuple(map(views.entry_from_wire, page.entries))
+            yield entries, tuple(map(views.finding_from_wire, page.findings))
 
 
 def serving(address: str, *, timeout_s: float = 1.0) -> bool:

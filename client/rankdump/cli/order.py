@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -16,6 +19,7 @@ from rankdump.cli.screen import say, show_table, table_width
 from rankdump.cli.table import Column, numbers, table
 from rankdump.cli.text import counted, label
 from rankdump.contract.events import EventKind
+from rankdump.contract.findings import Finding
 from rankdump.contract.plan import Iterations
 from rankdump.contract.status import OrderEntry
 from rankdump.reader import ranges
@@ -32,62 +36,124 @@ _COLUMNS = (
 @click.command()
 @click.argument("tree", type=TREE, required=False)
 @click.option("--agent", metavar="ADDRESS", help="Daemon to ask; default: RANKDUMP_COORDINATOR.")
+@click.option("--job", "job_id", metavar="ID", default="", help="This one; default: the last one.")
 @click.option("--graph", type=click.IntRange(min=0), help="Only this graph.")
 @click.option("--iteration", "iterations", callback=iterations_of, help='Only these, as "0|2-3".')
+@click.option("--rank", type=click.IntRange(min=0), help="Only what this rank took part in.")
 @click.option("--findings", "findings_only", is_flag=True, help="Only what the merge found odd.")
 @click.option("--limit", type=click.IntRange(min=0), help="Most lines; 0: all.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def order(
     tree: Path | None,
     agent: str | None,
-    graph: int | None,
-    iterations: Iterations | None,
+    job_id: str,
     findings_only: bool,
     limit: int | None,
     as_json: bool,
+    **wanted: Any,
 ) -> int:
     """Show in which order all ranks executed.
 
-    With a TREE from its file, without one from the coordinator.
+    With a TREE from its files, without one from the coordinator. With --findings the exit code
+    is 1 when there are any.
     """
     if tree and agent:
         raise click.UsageError("TREE and --agent do not go together")
-    entries, findings, notes = _read(tree, agent, graph or 0)
-    kept = [e for e in entries if _keeps(e, graph, iterations)] if not findings_only else []
+    wants = _Wants(**wanted)
+    source = (
+        _of_tree(tree, job_id, wants, findings_only)
+        if tree
+        else _of_coordinator(agent, job_id, wants, findings_only)
+    )
     if as_json:
-        click.echo(json.dumps(_as_json(kept[: limit or None], findings), indent=1))
-        return 0
-    if not findings_only:
-        _show(kept, _LIMIT if limit is None else limit or len(kept))
-    say(findings or ["the merge found nothing odd"])
-    say(notes)
-    return 0
+        _show_json(source, wants, limit)
+    else:
+        if not findings_only:
+            _show(source.entries, _LIMIT if limit is None else limit)
+        found = [_sentence(finding) for finding in source.findings if wants.about(finding)]
+        say(found or ["the merge found nothing odd"])
+        say(source.notes)
+    return int(findings_only and any(map(wants.about, source.findings)))
 
 
-def _read(
-    tree: Path | None, agent: str | None, graph: int
-) -> tuple[tuple[OrderEntry, ...], tuple[str, ...], tuple[str, ...]]:
-    if tree is None:
-        address = agent or os.environ.get("RANKDUMP_COORDINATOR") or "127.0.0.1:7421"
-        return *global_order(address, graph=graph), ()
-    published = reader.read_order(tree)
-    notes = tuple(f"another job's order stands in {other}" for other in published.others)
-    return published.entries, published.findings, notes
+@dataclass(frozen=True, slots=True)
+class _Wants:
+    """Which entries and findings are asked for."""
+
+    graph: int | None
+    iterations: Iterations | None
+    rank: int | None
+
+    def keeps(self, entry: OrderEntry) -> bool:
+        return (
+            self.graph in (None, entry.graph)
+            and (self.iterations is None or entry.iteration in self.iterations)
+            and (self.rank is None or self.rank in entry.ranks or self.rank in entry.missing)
+        )
+
+    def about(self, finding: Finding) -> bool:
+        in_time = self.iterations is None or finding.iteration in self.iterations
+        return in_time and (self.rank is None or not finding.ranks or self.rank in finding.ranks)
 
 
-def _keeps(entry: OrderEntry, graph: int | None, iterations: Iterations | None) -> bool:
-    return graph in (None, entry.graph) and (iterations is None or entry.iteration in iterations)
+@dataclass(frozen=True, slots=True)
+class _Source:
+    entries: Iterator[OrderEntry]
+    findings: Sequence[Finding]
+    """Those of a coordinator come with its first entry."""
+    notes: tuple[str, ...] = ()
 
 
-def _show(entries: list[OrderEntry], limit: int) -> None:
-    if entries:
-        show_table(lines(entries[:limit], width=table_width()))
-    left = len(entries) - limit
-    if left > 0:
-        say([f"... {counted(left, 'more line')}: --limit 0 shows all, --iteration selects"])
-    members = sum(entry.kind.collective for entry in entries)
-    shown = f"{counted(len(entries), 'line')}, of which {members} for collectives"
-    say(["", f"{shown}; --json has the full scope names"])
+def _of_tree(tree: Path, job_id: str, wants: _Wants, findings_only: bool) -> _Source:
+    published = reader.read_order(tree, job_id=job_id)
+    entries = published.entries(graph=wants.graph, iterations=wants.iterations)
+    others = ", ".join(published.others)
+    notes = (f"orders of other jobs stand in {others}: --job ID shows one",) if others else ()
+    kept = iter(()) if findings_only else filter(wants.keeps, entries)
+    return _Source(kept, published.findings, notes)
+
+
+def _of_coordinator(agent: str | None, job_id: str, wants: _Wants, findings_only: bool) -> _Source:
+    address = agent or os.environ.get("RANKDUMP_COORDINATOR") or "127.0.0.1:7421"
+    findings: list[Finding] = []
+    pages = global_order(address, job_id=job_id, graph=wants.graph, findings_only=findings_only)
+    first, found = next(pages, ((), ()))
+    findings.extend(found)
+
+    def entries() -> Iterator[OrderEntry]:
+        yield from first
+        for page, more in pages:
+            findings.extend(more)
+            yield from page
+
+    return _Source(filter(wants.keeps, entries()), findings)
+
+
+def _show(entries: Iterator[OrderEntry], limit: int) -> None:
+    shown = list(islice(entries, limit or None))
+    if shown:
+        show_table(lines(shown, width=table_width()))
+    if limit and next(entries, None):
+        say(["... more lines: --limit 0 shows all, --iteration and --rank select"])
+    members = sum(entry.kind.collective for entry in shown)
+    of = f"{counted(len(shown), 'line')}, of which {members} for collectives"
+    say(["", f"{of}; --json has the full scope names"])
+
+
+def _show_json(source: _Source, wants: _Wants, limit: int | None) -> None:
+    """Print an entry a line, as they come: an order may be larger than memory."""
+    click.echo('{"entries": [', nl=False)
+    before = "\n "
+    for entry in islice(source.entries, limit or None):
+        click.echo(before + json.dumps(asdict(entry) | {"kind": entry.kind.name.lower()}), nl=False)
+        before = ",\n "
+    findings = [asdict(f) | {"kind": f.kind.value} for f in source.findings if wants.about(f)]
+    click.echo(f'\n], "findings": {json.dumps(findings, indent=1)}}}')
+
+
+def _sentence(finding: Finding) -> str:
+    so_far = ", so far" if finding.provisional else ""
+    return f"{finding.kind.value}{so_far}: {finding.text}"
 
 
 def lines(entries: list[OrderEntry], *, width: int) -> list[str]:
@@ -115,8 +181,3 @@ def _name(entry: OrderEntry) -> str:
 def _ranks(entry: OrderEntry) -> str:
     missing = f" (missing {ranges(entry.missing)})" if entry.missing else ""
     return ranges(entry.ranks) + missing
-
-
-def _as_json(entries: list[OrderEntry], findings: tuple[str, ...]) -> dict[str, object]:
-    listed = [asdict(entry) | {"kind": entry.kind.name.lower()} for entry in entries]
-    return {"entries": listed, "findings": findings}

@@ -1,22 +1,27 @@
-"""The global execution order as lines of a CSV file: names, columns, and both directions. Pure."""
+"""The global execution order as files of a tree: names, columns, lines both ways. Pure."""
 
 from __future__ import annotations
 
+import csv
 import hashlib
-from collections.abc import Mapping
+import io
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import asdict
 
 from rankdump.contract.errors import DamagedError
 from rankdump.contract.events import EventKind
+from rankdump.contract.findings import Finding, FindingKind
 from rankdump.contract.key import sanitised
 from rankdump.contract.status import OrderEntry
 
 ORDER_FOLDER = "global_execution_order"
 """Folder under the root of a tree that holds the files below."""
-ORDER_FILE = "execution_order.csv"
-FINDINGS_FILE = "findings.txt"
-"""What the merge found, one sentence a line; only there when it found something."""
+FINDINGS_FILE = "findings.jsonl"
+"""What the merge found, one JSON object a line; only there when it found something."""
 JOB_FILE = "execution_order.job"
-"""The id of the job that the two files above belong to."""
+"""The id of the job that the plain names belong to."""
 
 COLUMNS: tuple[str, ...] = (
     "position",
@@ -30,46 +35,93 @@ COLUMNS: tuple[str, ...] = (
     "start_us",
     "end_us",
     "missing",
+    "rank_positions",
+    "streams",
+    "element_count",
+    "dtype",
+    "peer",
 )
-"""The header line."""
+HEADER = ",".join(COLUMNS) + "\n"
+"""The first line of an order file."""
 
 _MAX_TAG = 40
 _ONE_LINE = dict.fromkeys((*range(32), 127), " ")
+_ORDER_NAME = re.compile(r"execution_order_graph_(0|[1-9][0-9]{0,9})(?:\.([^.]+))?\.csv")
 
 
-def of_another_job(file_name: str, job_id: str) -> str:
-    """Return the name that file has in a tree whose plain name belongs to another job."""
+def order_file(graph: int, suffix: str = "csv") -> str:
+    """Return the name of a graph's order: a `csv` file, or a folder of `parquet` or `trace`."""
+    return f"execution_order_graph_{graph}.{suffix}"
+
+
+def trace_file(iteration: int) -> str:
+    """Return the name of an iteration's trace in the folder of its graph."""
+    return f"iteration_{iteration}.json"
+
+
+def parquet_file(iteration: int) -> str:
+    """Return the name of an iteration's table in the folder of its graph."""
+    return f"iteration_{iteration}.parquet"
+
+
+def graph_and_tag(file_name: str) -> tuple[int, str] | None:
+    """Return the graph and the job's tag that an order file is named after; None for others."""
+    found = _ORDER_NAME.fullmatch(file_name)
+    return (int(found[1]), found[2] or "") if found else None
+
+
+def tag_of(job_id: str) -> str:
+    """Return what stands for a job in the names of its files, when plain ones are another's."""
     tag = sanitised(job_id)[:_MAX_TAG]
     if tag != job_id:
         digest = hashlib.sha256(job_id.encode("utf-8", "surrogatepass")).hexdigest()
         tag = f"{tag}-{digest[:12]}"
+    return tag
+
+
+def tagged(file_name: str, tag: str) -> str:
+    """Return the name that a file has for a job with that tag; an empty one changes nothing."""
     stem, _, suffix = file_name.rpartition(".")
-    return f"{stem}.{tag}.{suffix}"
+    return f"{stem}.{tag}.{suffix}" if tag else file_name
 
 
-def to_row(entry: OrderEntry) -> list[str]:
-    """Return the fields of one line, in the order of COLUMNS.
+def field(text: str) -> str:
+    """Return a name as a field of a line, quoted where CSV wants it.
 
-    A control character in a name becomes a blank, so that one entry is always one line.
+    A control character in it becomes a blank, so that one entry is always one line.
     """
-    return [
-        str(entry.position),
-        str(entry.iteration),
-        str(entry.graph),
+    text = text.translate(_ONE_LINE)
+    return '"' + text.replace('"', '""') + '"' if '"' in text or "," in text else text
+
+
+def to_line(entry: OrderEntry) -> str:
+    """Return the line of an entry."""
+    cells = (
+        entry.position,
+        entry.iteration,
+        entry.graph,
         entry.kind.name,
-        entry.name.translate(_ONE_LINE),
-        " ".join(map(str, entry.ranks)),
-        entry.group.translate(_ONE_LINE),
-        str(entry.sequence),
-        str(entry.start_us),
-        str(entry.end_us),
-        " ".join(map(str, entry.missing)),
-    ]
+        field(entry.name),
+        _joined(entry.ranks),
+        field(entry.group),
+        entry.sequence,
+        entry.start_us,
+        entry.end_us,
+        _joined(entry.missing),
+        _joined(entry.rank_positions),
+        _joined(entry.streams),
+        entry.element_count,
+        field(entry.dtype),
+        entry.peer,
+    )
+    return ",".join(map(str, cells)) + "\n"
 
 
-def from_row(row: Mapping[str, str]) -> OrderEntry:
-    """Read a line back, given its fields by column; DamagedError names the line and the fault."""
+def from_line(line: str) -> OrderEntry:
+    """Read a line back; DamagedError names the line and the fault."""
     try:
+        (cells,) = csv.reader(io.StringIO(line, newline=""), strict=True)
+        row = dict(zip(COLUMNS, cells, strict=True))
         return OrderEntry(
             position=_count(row["position"]),
             iteration=_count(row["iteration"]),
@@ -82,12 +134,36 @@ def from_row(row: Mapping[str, str]) -> OrderEntry:
             start_us=int(row["start_us"]),
             end_us=int(row["end_us"]),
             missing=_counts(row["missing"]),
+            rank_positions=_counts(row["rank_positions"]),
+            streams=_counts(row["streams"]),
+            element_count=_count(row["element_count"]),
+            dtype=row["dtype"],
+            peer=int(row["peer"]),
         )
     except KeyError as error:
-        what = f"no column or kind {error.args[0]!r}"
-    except (ValueError, TypeError, AttributeError) as error:
+        what = f"no kind {error.args[0]!r}"
+    except (ValueError, csv.Error) as error:
         what = str(error)
-    raise DamagedError(f"execution order, line of position {row.get('position')!r}: {what}")
+    raise DamagedError(f"{line[:80]!r} is no line of an execution order: {what}")
+
+
+def finding_to_line(finding: Finding) -> str:
+    """Return the line of a finding: a JSON object with its fields."""
+    return json.dumps(asdict(finding) | {"kind": finding.kind.value}) + "\n"
+
+
+def finding_from_line(line: str) -> Finding:
+    """Read a finding back; DamagedError names the line and the fault."""
+    try:
+        fields = json.loads(line)
+        kind, ranks = FindingKind(fields.pop("kind")), tuple(fields.pop("ranks"))
+        return Finding(kind=kind, ranks=ranks, **fields)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise DamagedError(f"{line[:80]!r} is no line of findings: {error}") from None
+
+
+def _joined(numbers: Iterable[int]) -> str:
+    return " ".join(map(str, numbers))
 
 
 def _count(text: str) -> int:

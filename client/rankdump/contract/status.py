@@ -181,6 +181,16 @@ class OrderEntry:
     end_us: int = 0
     missing: tuple[int, ...] = ()
     """Members of the group that have not reported this collective."""
+    rank_positions: tuple[int, ...] = ()
+    """Its place in the program of each of the ranks."""
+    streams: tuple[int, ...] = ()
+    """The stream it ran on, of each of the ranks."""
+    element_count: int = 0
+    """Of a collective or message."""
+    dtype: str = ""
+    """Type of the elements."""
+    peer: int = -1
+    """Global rank at the other end of a send or receive."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -175,9 +175,10 @@ def entry_to_wire(entry: OrderEntry) -> coordinator_pb2.OrderEntry:
 
 def entry_from_wire(message: coordinator_pb2.OrderEntry) -> OrderEntry:
     """Read one line of the global order."""
-    rest = common(message, OrderEntry, "kind", "ranks", "missing")
-    lists = {"ranks": tuple(message.ranks), "missing": tuple(message.missing)}
-    return OrderEntry(kind=_kind(message.kind), **lists, **rest)
+    rest = common(message, OrderEntry, "kind")
+    lists = ("ranks", "missing", "rank_positions", "streams")
+    rest |= {name: tuple(rest[name]) for name in lists}
+    return OrderEntry(kind=_kind(message.kind), **rest)
 
 
 def hint_to_wire(hint: ArrivalHint) -> coordinator_pb2.ArrivalHint:

@@ -78,6 +78,17 @@ class Fleet:
     load: Load
 
 
+@dataclass(frozen=True, slots=True)
+class Book:
+    """What is committed of a job's order in its tree: the truth when files say otherwise."""
+
+    root: str
+    sizes: Mapping[str, int]
+    """Bytes of each file that count, by its name in the folder."""
+    position: int
+    """Of the next entry."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Calls:
     """Collectives and messages of one iteration, in their order, with all who took part.
@@ -87,8 +98,8 @@ class Calls:
     """
 
     columns: dict[str, Column]
-    """graph, name, kind, group (index into the groups), sequence, element_count, dtype (index into
-    the names), start_us, end_us."""
+    """graph, name, kind, group (index into the groups), sequence, start_us, end_us, and as its
+    first member has them element_count, dtype (index into the names), peer."""
     bounds: Column
     members: dict[str, Column]
     """rank, start_us, end_us, position, end_position (OPEN for those that wait), stream,
@@ -131,10 +142,10 @@ class GlobalOrder:
         lines: Iterable[tuple[int, ...]] = zip(*columns, strict=True)
         for position, line in enumerate(lines, first_position):
             call = line[0]
-            yield self._operator(position, line) if call < 0 else self._call(position, call)
+            yield self._operator(position, line) if call < 0 else self.call_entry(position, call)
 
     def _operator(self, position: int, line: tuple[int, ...]) -> OrderEntry:
-        _, graph, name, rank, start, end = line
+        _, graph, name, rank, start, end, stream, place = line
         return OrderEntry(
             position=position,
             graph=graph,
@@ -144,18 +155,22 @@ class GlobalOrder:
             kind=EventKind.OPERATOR,
             start_us=start,
             end_us=end,
+            rank_positions=(place,),
+            streams=(stream,),
         )
 
-    def _call(self, position: int, call: int) -> OrderEntry:
+    def call_entry(self, position: int, call: int) -> OrderEntry:
+        """Return the line of one call, at that position."""
         low, high = self.calls.bounds[call : call + 2]
-        graph, name, kind, group, sequence, start, end = (
+        members = self.calls.members
+        graph, name, kind, group, sequence, start, end, elements, dtype, peer = (
             int(self.calls.columns[column][call]) for column in _CALL
         )
         return OrderEntry(
             position=position,
             graph=graph,
             iteration=self.iteration,
-            ranks=tuple(self.calls.members["rank"][low:high].tolist()),
+            ranks=tuple(members["rank"][low:high].tolist()),
             name=self.names[name],
             kind=EventKind(kind),
             group=self.groups[group].name,
@@ -163,8 +178,16 @@ class GlobalOrder:
             start_us=start,
             end_us=end,
             missing=self.calls.missing.get(call, ()),
+            rank_positions=tuple(members["position"][low:high].tolist()),
+            streams=tuple(members["stream"][low:high].tolist()),
+            element_count=elements,
+            dtype=self.names[dtype],
+            peer=peer,
         )
 
 
-_LINE = ("call", "graph", "name", "rank", "start_us", "end_us")
-_CALL = ("graph", "name", "kind", "group", "sequence", "start_us", "end_us")
+_LINE = ("call", "graph", "name", "rank", "start_us", "end_us", "stream", "position")
+_CALL = (
+    *("graph", "name", "kind", "group", "sequence", "start_us", "end_us"),
+    *("element_count", "dtype", "peer"),
+)

@@ -11,6 +11,7 @@ import pytest
 from rankdump.cli.ask import drain, serving
 from rankdump.cli.commands import answer
 from rankdump.contract.events import EventKind
+from rankdump.contract.findings import Finding, FindingKind
 from rankdump.contract.status import (
     IterationStatus,
     Load,
@@ -24,9 +25,8 @@ from rankdump.wire.v1 import (
     agent_pb2_grpc,
     coordinator_pb2,
     coordinator_pb2_grpc,
-    status_pb2,
 )
-from rankdump.wire.views import entry_to_wire, view_to_wire
+from rankdump.wire.views import entry_to_wire, finding_to_wire, view_to_wire
 
 VIEW = StatusView(
     sessions=(SessionStatus("job", "s", 3, 4, 1, "host", 77, SessionState.LOST),),
@@ -61,6 +61,10 @@ ALL_REDUCE = OrderEntry(
     missing=(3,),
 )
 ENTRIES = (*OPERATORS, ALL_REDUCE)
+FINDINGS = (
+    Finding(FindingKind.MISSING_MEMBER, 25, "rank 3 never arrived", ranks=(3,)),
+    Finding(FindingKind.SILENT_RANK, 26, "rank 4 is silent", ranks=(4,), provisional=True),
+)
 
 
 class Agent(agent_pb2_grpc.AgentServiceServicer):
@@ -93,12 +97,13 @@ class Coordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
         raise NotImplementedError
 
     def Order(self, request, context):  # noqa: N802 - the name is the service's
-        for at in range(0, len(ENTRIES), 30):
-            page = ENTRIES[at : at + 30]
+        if request.job_id == "clean":
+            return
+        yield coordinator_pb2.OrderResponse(findings=map(finding_to_wire, FINDINGS))
+        of_graph = [e for e in ENTRIES if not request.one_graph or e.graph == request.graph]
+        for at in range(0, len(of_graph) * (not request.findings_only), 30):
+            page = of_graph[at : at + 30]
             yield coordinator_pb2.OrderResponse(entries=map(entry_to_wire, page))
-        yield coordinator_pb2.OrderResponse(
-            findings=[status_pb2.Finding(text="rank 3 never arrived")]
-        )
 
 
 @pytest.fixture
@@ -138,8 +143,9 @@ def test_order_asks_the_coordinator(address, capsys, monkeypatch):
     monkeypatch.setenv("RANKDUMP_COORDINATOR", address)
     assert answer(["order"]) == 0
     out = capsys.readouterr().out
-    assert "... 61 more lines" in out
-    assert "rank 3 never arrived" in out
+    assert "... more lines" in out
+    assert out.count("Op-op") == 40
+    assert "missing_member: rank 3 never arrived" in out
     assert answer(["order", "--iteration", "25"]) == 0
     line = capsys.readouterr().out.splitlines()[1]
     assert line.split() == [
@@ -148,13 +154,30 @@ def test_order_asks_the_coordinator(address, capsys, monkeypatch):
 
 
 def test_order_json_and_findings(address, capsys):
-    """Scripts get every line; --findings leaves the lines out."""
+    """Scripts get every line; --findings leaves the lines out and says by its code if any are."""
     assert answer(["order", "--agent", address, "--json"]) == 0
     body = json.loads(capsys.readouterr().out)
     assert [entry["position"] for entry in body["entries"]] == list(range(101))
     assert body["entries"][-1]["kind"] == "all_reduce"
-    assert answer(["order", "--agent", address, "--findings"]) == 0
-    assert capsys.readouterr().out.strip() == "rank 3 never arrived"
+    assert [finding["kind"] for finding in body["findings"]] == ["missing_member", "silent_rank"]
+    assert answer(["order", "--agent", address, "--findings"]) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        "missing_member: rank 3 never arrived",
+        "silent_rank, so far: rank 4 is silent",
+    ]
+    assert answer(["order", "--agent", address, "--findings", "--iteration", "24"]) == 0
+    capsys.readouterr()
+    assert answer(["order", "--agent", address, "--findings", "--job", "clean", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"entries": [], "findings": []}
+
+
+@pytest.mark.parametrize(
+    ("options", "count"), [(["--rank", "3"], 26), (["--graph", "0"], 101), (["--graph", "1"], 0)]
+)
+def test_order_of_one_rank_or_graph(address, capsys, options, count):
+    """A collective that misses a rank is shown among the rank's lines, too."""
+    assert answer(["order", "--agent", address, "--json", *options]) == 0
+    assert len(json.loads(capsys.readouterr().out)["entries"]) == count
 
 
 def test_drain_says_what_is_left(address):

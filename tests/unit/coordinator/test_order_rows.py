@@ -1,9 +1,11 @@
-"""Lines of the order's file, both ways, and the names of the files."""
+"""Lines of the order's files, both ways, and the names of the files."""
 
 from __future__ import annotations
 
+import csv
+import re
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -11,15 +13,31 @@ from hypothesis import strategies as st
 
 from rankdump.contract.errors import DamagedError
 from rankdump.contract.events import EventKind
-from rankdump.contract.order import COLUMNS, ORDER_FILE, from_row, of_another_job, to_row
+from rankdump.contract.findings import Finding, FindingKind
+from rankdump.contract.order import (
+    COLUMNS,
+    finding_from_line,
+    finding_to_line,
+    from_line,
+    graph_and_tag,
+    order_file,
+    tag_of,
+    tagged,
+    to_line,
+)
 from rankdump.contract.status import OrderEntry
 
 
 def test_job_ids_that_look_alike_in_a_file_name_do_not_share_one() -> None:
-    """What sanitising makes equal, the digest keeps apart."""
-    names = [of_another_job(ORDER_FILE, job) for job in ("a_b", "a/b", "a.b", "a b")]
-    assert len(set(names)) == 4
-    assert names[0] == "execution_order.a_b.csv"
+    """What sanitising makes equal, the digest keeps apart; every name says graph and job."""
+    tags = [tag_of(job) for job in ("a_b", "a/b", "a.b", "a b", "\u00e9" * 99)]
+    names = [tagged(order_file(3), tag) for tag in tags]
+    assert len(set(names)) == len(names)
+    assert names[0] == "execution_order_graph_3.a_b.csv"
+    assert [graph_and_tag(name) for name in names] == [(3, tag) for tag in tags]
+    assert graph_and_tag(order_file(12)) == (12, "")
+    for other in ("execution_order.csv", "execution_order_graph_x.csv", order_file(1, "trace")):
+        assert graph_and_tag(other) is None
 
 
 NUMBERS = st.integers(0, 2**64 - 1)
@@ -38,16 +56,25 @@ ENTRIES = st.builds(
     start_us=st.integers(-(2**63), 2**63 - 1),
     end_us=st.integers(-(2**63), 2**63 - 1),
     missing=RANKS,
+    rank_positions=RANKS,
+    streams=RANKS,
+    element_count=NUMBERS,
+    dtype=TEXT,
+    peer=st.integers(-1, 2**31 - 1),
 )
 
 
 @given(ENTRIES)
 def test_a_line_reads_back_as_its_entry(entry) -> None:
-    """from_row is the inverse of to_row."""
-    assert from_row(dict(zip(COLUMNS, to_row(entry), strict=True))) == entry
+    """from_line is the inverse of to_line, and any reader of CSV sees the same fields."""
+    line = to_line(entry)
+    assert from_line(line) == entry
+    (cells,) = csv.reader([line], strict=True)
+    row = dict(zip(COLUMNS, cells, strict=True))
+    assert (row["name"], row["group"], row["kind"]) == (entry.name, entry.group, entry.kind.name)
 
 
-GOOD = to_row(OrderEntry(1, 0, 0, (0,), "n", EventKind.OPERATOR))
+GOOD = to_line(OrderEntry(1, 0, 0, (0,), "n", EventKind.OPERATOR))
 
 
 @pytest.mark.parametrize(
@@ -59,23 +86,56 @@ GOOD = to_row(OrderEntry(1, 0, 0, (0,), "n", EventKind.OPERATOR))
         ("ranks", "0 a"),
         ("missing", "-3"),
         ("start_us", ""),
-        ("sequence", None),
-        ("group", ...),
+        ("sequence", "0,0"),
+        ("peer", '"'),
     ],
 )
 def test_a_bad_line_is_damaged_and_named(column, value) -> None:
     """Any field that cannot be is a DamagedError that says which line."""
-    row: dict[str, Any] = dict(zip(COLUMNS, GOOD, strict=True))
-    if value is ...:
-        del row[column]
-    else:
-        row[column] = value
-    with pytest.raises(DamagedError, match="line of position"):
-        from_row(row)
+    cells = GOOD.rstrip("\n").split(",")
+    cells[COLUMNS.index(column)] = value
+    with pytest.raises(DamagedError, match="is no line of an execution order"):
+        from_line(",".join(cells) + "\n")
+
+
+def test_a_line_cut_short_is_damaged() -> None:
+    """Fields that are not there, or too many."""
+    for line in ("", "1,2\n", GOOD[:-1] + ",1\n", "[1]\n"):
+        with pytest.raises(DamagedError):
+            from_line(line)
+        with pytest.raises(DamagedError):
+            finding_from_line(line)
+
+
+def test_the_page_names_every_column_and_finding() -> None:
+    """docs/order.md is what people read; a column or kind that it leaves out is not documented."""
+    page = (Path(__file__).parents[3] / "docs" / "order.md").read_text()
+    rows = set(re.findall(r"^\| `(\w+)`", page, re.MULTILINE))
+    assert rows == {*COLUMNS, *(kind.value for kind in FindingKind)}
 
 
 def test_an_entry_of_every_kind_has_its_own_word() -> None:
     """No two kinds share a word in the file."""
-    words = {to_row(replace(from_row(dict(zip(COLUMNS, GOOD, strict=True))), kind=kind))[3]
-             for kind in EventKind}  # fmt: skip
-    assert len(words) == len(EventKind)
+    lines = [to_line(replace(from_line(GOOD), kind=kind)) for kind in EventKind]
+    assert len({line.split(",")[3] for line in lines}) == len(EventKind)
+
+
+@given(
+    st.builds(
+        Finding,
+        kind=st.sampled_from(FindingKind),
+        iteration=NUMBERS,
+        text=st.text(),
+        ranks=RANKS,
+        group=st.text(),
+        sequence=st.integers(-1),
+        name=st.text(),
+        position=st.integers(-1),
+        provisional=st.booleans(),
+    )
+)
+def test_a_finding_reads_back_from_its_line(finding) -> None:
+    """One line, whatever its texts hold."""
+    line = finding_to_line(finding)
+    assert line.count("\n") == 1
+    assert finding_from_line(line) == finding

@@ -1,4 +1,4 @@
-"""The order's file: appended, resumed, never half written; and its lines, both ways."""
+"""The order's files: appended, resumed, never half written, cut to what the book says."""
 
 from __future__ import annotations
 
@@ -8,35 +8,52 @@ import stat
 from pathlib import Path
 
 import pytest
-from suites.order_jobs import view_of
+from suites.merged import merged
 
 from rankdump.contract.errors import DamagedError
-from rankdump.contract.events import Event, EventColumns, EventKind, ProcessGroup
+from rankdump.contract.events import Event, EventKind, ProcessGroup
+from rankdump.contract.findings import Finding, FindingKind
 from rankdump.contract.order import (
     COLUMNS,
     FINDINGS_FILE,
-    ORDER_FILE,
     ORDER_FOLDER,
-    from_row,
-    of_another_job,
+    finding_from_line,
+    finding_to_line,
+    order_file,
+    tag_of,
+    tagged,
+    to_line,
 )
-from rankdumpd.coordinator import publish
-from rankdumpd.coordinator.merge import merge
-from rankdumpd.coordinator.publish import Publisher
-from rankdumpd.coordinator.values import GlobalOrder
+from rankdumpd.coordinator.publish import Publisher, files, lines, note, published, tables
+from rankdumpd.coordinator.values import Book, GlobalOrder
 
 WORLD = ProcessGroup("world", (0, 1))
+FIRST, SECOND = order_file(0), order_file(1)
 
 
 def order(iteration: int, name: str = 'Default/"a", b', operators: int = 1) -> GlobalOrder:
+    """Operators in graph 0 and one collective in graph 1."""
     program = [
         Event(0, iteration, at, at, name, EventKind.OPERATOR, at, at + 1) for at in range(operators)
     ]
     call = Event(
         1, iteration, 99, 99, "AllReduce", EventKind.ALL_REDUCE, 9, 12, group="world", sequence=3
     )
-    events = {0: [EventColumns.of([*program, call], (WORLD,))]}
-    return merge(view_of(events, iteration=iteration))
+    return merged({0: [*program, call]}, (WORLD,), iteration)
+
+
+def finding(iteration: int, text: str = "odd") -> Finding:
+    return Finding(FindingKind.GAP, iteration, text, ranks=(1,))
+
+
+def appended(root: Path, *iterations: int, book: Book | None = None, job: str = "j") -> Book:
+    """The book after some iterations, all of them written."""
+    for iteration in iterations:
+        book, problem = Publisher().append(order(iteration), job_id=job, root=str(root), book=book)
+        assert problem == ""
+        assert book is not None
+    assert book is not None
+    return book
 
 
 def rows(path: Path) -> list[dict[str, str]]:
@@ -44,133 +61,200 @@ def rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file, strict=True))
 
 
+def contents(root: Path) -> dict[str, bytes]:
+    folder = root / ORDER_FOLDER
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
 @pytest.mark.parametrize(("root", "folder", "file"), [(0o750, 0o750, 0o640), (0o700, 0o700, 0o600)])
 def test_who_may_not_enter_the_tree_may_not_read_its_order(tmp_path, root, folder, file) -> None:
-    """Folder and files are no more open than the tree that the agent made."""
+    """Folders and files are no more open than the tree that the agent made."""
     tree = tmp_path / "tree"
     tree.mkdir()
     tree.chmod(root)
-    assert Publisher().append(order(0), job_id="j", root=str(tree)) == ""
-    made = tree / ORDER_FOLDER
-    assert stat.S_IMODE(made.stat().st_mode) == folder
-    assert {stat.S_IMODE(path.stat().st_mode) for path in made.iterdir()} == {file}
+    appended(tree, 0)
+    made = [tree / ORDER_FOLDER, *(tree / ORDER_FOLDER).rglob("*")]
+    modes = {(path.is_dir(), stat.S_IMODE(path.stat().st_mode)) for path in made}
+    assert modes == {(True, folder), (False, file)}
 
 
 def test_iterations_are_appended_with_rising_positions(tmp_path) -> None:
-    """A file with its header, one line per entry, readable by anything that reads CSV."""
-    publisher = Publisher()
-    for iteration in (2, 5, 4):
-        assert publisher.append(order(iteration), job_id="j", root=str(tmp_path)) == ""
-    path = tmp_path / ORDER_FOLDER / ORDER_FILE
-    assert path.read_text().splitlines()[0] == ",".join(COLUMNS)
-    found = rows(path)
-    assert [row["position"] for row in found] == list("012345")
-    assert [row["iteration"] for row in found] == list("225544")
-    assert found[0] | {"name": 'Default/"a", b', "ranks": "0", "group": ""} == found[0]
-    assert found[1] | {"kind": "ALL_REDUCE", "graph": "1", "missing": "1"} == found[1]
-    assert list(publisher.published("j")) == [from_row(row) for row in found]
-    assert publisher.next_position("j") == 6
-    assert sorted(path.name for path in path.parent.iterdir()) == [
-        "execution_order.csv",
-        "execution_order.job",
-    ]
+    """A file per graph with its header, positions counted over all, readable as any CSV."""
+    book = appended(tmp_path, 2, 5, 4)
+    folder = tmp_path / ORDER_FOLDER
+    assert (folder / FIRST).read_text().splitlines()[0] == ",".join(COLUMNS)
+    found = [rows(folder / name) for name in (FIRST, SECOND)]
+    assert [[row["position"] for row in of] for of in found] == [list("024"), list("135")]
+    assert [row["iteration"] for row in found[0]] == list("254")
+    assert found[0][0] | {"name": 'Default/"a", b', "ranks": "0", "group": ""} == found[0][0]
+    assert found[1][0] | {"kind": "ALL_REDUCE", "graph": "1", "missing": "1"} == found[1][0]
+    assert [entry.position for entry in published(book)] == list(range(6))
+    assert [entry.position for entry in published(book, graph=1)] == [1, 3, 5]
+    assert book == Book(str(tmp_path), {n: (folder / n).stat().st_size for n in (FIRST, SECOND)}, 6)
 
 
 def test_what_was_published_does_not_grow_while_it_is_read(tmp_path) -> None:
     """A reader gets the entries of the moment it asked."""
-    publisher = Publisher()
-    publisher.append(order(1), job_id="j", root=str(tmp_path))
-    reading = publisher.published("j")
-    publisher.append(order(2), job_id="j", root=str(tmp_path))
+    before = appended(tmp_path, 1)
+    reading = published(before)
+    appended(tmp_path, 2, book=before)
     assert [entry.iteration for entry in reading] == [1, 1]
-    assert list(publisher.published("never seen")) == []
+    assert list(published(Book("", {}, 0))) == []
 
 
-@pytest.mark.parametrize("torn", [b"", b"2,1,0,OPERATOR,Default/to"])
-def test_a_coordinator_that_starts_again_goes_on_where_the_file_ends(tmp_path, torn) -> None:
-    """Positions go on rising; a line that a crash tore is cut off."""
-    assert Publisher().append(order(1), job_id="j", root=str(tmp_path)) == ""
-    path = tmp_path / ORDER_FOLDER / ORDER_FILE
+def test_what_is_behind_the_book_was_never_committed(tmp_path) -> None:
+    """Killed after the files and before the book: the iteration is written again, once."""
+    book = appended(tmp_path, 1)
+    book, _ = note([finding(1)], job_id="j", root=str(tmp_path), book=book)
+    appended(tmp_path, 2, book=book)
+    note([finding(2)], job_id="j", root=str(tmp_path), book=book)
+    (tmp_path / ORDER_FOLDER / order_file(9)).write_text("position,it")  # a graph torn in its head
+    twice = appended(tmp_path, 2, book=book)
+    once = contents(tmp_path)
+    other = tmp_path / "undisturbed"
+    whole = appended(other, 1)
+    whole, _ = note([finding(1)], job_id="j", root=str(other), book=whole)
+    whole = appended(other, 2, book=whole)
+    assert once == contents(other)
+    assert (twice.sizes, twice.position) == (whole.sizes, whole.position)
+
+
+@pytest.mark.parametrize("torn", [b"", b"4,3,0,OPERATOR,Default/to"])
+def test_without_a_book_the_files_tell_where_to_go_on(tmp_path, torn) -> None:
+    """The state was lost: what is there stays, a line that a crash tore is cut off."""
+    appended(tmp_path, 1, 2)
+    path = tmp_path / ORDER_FOLDER / FIRST
     with path.open("ab") as file:
         file.write(torn)
-    publisher = Publisher()
-    assert publisher.append(order(2), job_id="j", root=str(tmp_path)) == ""
-    assert [row["position"] for row in rows(path)] == list("0123")
-    assert len(list(publisher.published("j"))) == 4
+    book = appended(tmp_path, 3)
+    assert [entry.position for entry in published(book)] == list(range(6))
+    assert [entry.iteration for entry in published(book)] == [1, 1, 2, 2, 3, 3]
 
 
-@pytest.mark.parametrize("size", [0, 5])
-def test_a_file_torn_in_its_header_is_begun_again(tmp_path, size) -> None:
-    """A crash between creating the file and its first line leaves nothing to keep."""
-    Publisher().append(order(1), job_id="j", root=str(tmp_path))
-    path = tmp_path / ORDER_FOLDER / ORDER_FILE
-    os.truncate(path, size)
-    assert Publisher().append(order(2), job_id="j", root=str(tmp_path)) == ""
-    assert [row["iteration"] for row in rows(path)] == ["2", "2"]
+def test_without_a_book_an_iteration_that_comes_again_is_there_once(tmp_path) -> None:
+    """The first iteration ever, killed before its book was kept; findings go with it."""
+    book = appended(tmp_path, 1)
+    note([finding(1)], job_id="j", root=str(tmp_path), book=book)
+    assert [entry.iteration for entry in published(appended(tmp_path, 1))] == [1, 1]
+    assert FINDINGS_FILE not in contents(tmp_path)
 
 
-def test_a_removed_file_is_made_again(tmp_path) -> None:
-    """A person may clear the folder while the coordinator runs."""
-    publisher = Publisher()
-    publisher.append(order(1), job_id="j", root=str(tmp_path))
-    path = tmp_path / ORDER_FOLDER / ORDER_FILE
-    path.unlink()
-    assert publisher.append(order(2), job_id="j", root=str(tmp_path)) == ""
-    assert [row["iteration"] for row in rows(path)] == ["2", "2"]
+def test_a_book_of_another_tree_starts_there(tmp_path) -> None:
+    """A job that goes on in another tree counts on."""
+    book = appended(tmp_path / "a", 1)
+    moved = appended(tmp_path / "b", 2, book=book)
+    assert [entry.position for entry in published(moved)] == [2, 3]
+    assert [entry.position for entry in published(book)] == [0, 1]
+
+
+@pytest.mark.parametrize("size", [None, 0, 5, 150])
+def test_a_file_that_somebody_removed_or_cut_begins_anew(tmp_path, size, caplog) -> None:
+    """A person may clear the folder while the coordinator runs: the rest goes on."""
+    book = appended(tmp_path, 1)
+    path = tmp_path / ORDER_FOLDER / FIRST
+    if size is None:
+        path.unlink()
+    else:
+        os.truncate(path, size)
+    after = appended(tmp_path, 2, book=book)
+    assert [(row["position"], row["iteration"]) for row in rows(path)] == [("2", "2")]
+    assert len(rows(tmp_path / ORDER_FOLDER / SECOND)) == 2
+    assert after.position == 4
+    assert "begins anew" in caplog.text
 
 
 @pytest.mark.parametrize("other", ["k", "a/b", "../../up", "\x00", "x" * 300, "\u00e9" * 200])
 def test_another_job_in_the_same_tree_has_files_of_its_own(tmp_path, other) -> None:
-    """Nothing of a job id leads out of the folder or onto the first job's file."""
-    first, second = Publisher(), Publisher()
-    first.append(order(1), job_id="j", root=str(tmp_path))
-    assert second.append(order(7), job_id=other, root=str(tmp_path)) == ""
-    assert second.note(["found"], job_id=other) == ""
+    """Nothing of a job id leads out of the folder or onto the first job's files."""
+    appended(tmp_path, 1)
+    before = contents(tmp_path)
+    book = appended(tmp_path, 7, job=other)
+    book, problem = note([finding(7)], job_id=other, root=str(tmp_path), book=book)
+    assert problem == ""
     folder = tmp_path / ORDER_FOLDER
-    assert [row["iteration"] for row in rows(folder / ORDER_FILE)] == ["1", "1"]
-    own = folder / of_another_job(ORDER_FILE, other)
+    assert {name: contents(tmp_path)[name] for name in before} == before
+    own = folder / tagged(FIRST, tag_of(other))
     assert own.parent == folder
-    assert [row["iteration"] for row in rows(own)] == ["7", "7"]
-    assert (folder / of_another_job(FINDINGS_FILE, other)).read_text() == "found\n"
-    assert Publisher().append(order(8), job_id=other, root=str(tmp_path)) == ""
-    assert len(rows(own)) == 4
+    assert [row["iteration"] for row in rows(own)] == ["7"]
+    assert (folder / tagged(FINDINGS_FILE, tag_of(other))).exists()
+    again = appended(tmp_path, 8, job=other)
+    assert len(list(published(again))) == 4
 
 
 def test_findings_are_a_file_only_when_there_are_any(tmp_path) -> None:
-    """One finding a line, appended."""
-    publisher = Publisher()
-    publisher.append(order(1), job_id="j", root=str(tmp_path))
+    """One finding a line, appended, and in the book."""
     path = tmp_path / ORDER_FOLDER / FINDINGS_FILE
-    assert publisher.note([], job_id="j") == ""
+    book = appended(tmp_path, 1)
+    assert note([], job_id="j", root=str(tmp_path), book=book) == (book, "")
     assert not path.exists()
-    publisher.note(["one", "two"], job_id="j")
-    publisher.note(["three"], job_id="j")
-    assert path.read_text().splitlines() == ["one", "two", "three"]
+    for texts in (["one", "two"], ["three"]):
+        found = [finding(1, text) for text in texts]
+        book, problem = note(found, job_id="j", root=str(tmp_path), book=book)
+        assert problem == ""
+    said = [finding_from_line(line).text for line in path.read_text().splitlines()]
+    assert said == ["one", "two", "three"]
+    assert book is not None
+    assert book.sizes[FINDINGS_FILE] == path.stat().st_size
+    after = appended(tmp_path, 2, book=book)
+    assert after.sizes[FINDINGS_FILE] == path.stat().st_size
 
 
-def test_an_iteration_that_does_not_fit_leaves_the_file_as_it_was(tmp_path, monkeypatch) -> None:
-    """A full disk in the middle of an iteration: nothing of it stays, and the reason is told."""
-    monkeypatch.setattr(publish, "_BATCH", 2)
-    publisher = Publisher()
-    publisher.append(order(1), job_id="j", root=str(tmp_path))
-    path = tmp_path / ORDER_FOLDER / ORDER_FILE
-    before, real, calls = path.read_bytes(), publish._write_all, []
+def test_findings_of_a_job_that_published_nothing_are_written(tmp_path) -> None:
+    """An iteration that could not be merged is told, too."""
+    book, problem = note([finding(4)], job_id="j", root=str(tmp_path), book=None)
+    assert (problem, book and set(book.sizes)) == ("", {FINDINGS_FILE})
+    assert [e.position for e in published(appended(tmp_path, 5, book=book))] == [0, 1]
 
-    def full_at_the_third(file, data):
+
+@pytest.mark.parametrize("full_at", [1, 3, 4])
+def test_an_iteration_that_does_not_fit_leaves_the_files_as_they_were(
+    tmp_path, monkeypatch, full_at
+) -> None:
+    """A full disk anywhere in an iteration: nothing of it stays, and the reason is told."""
+    monkeypatch.setattr(lines, "_BLOCK", 3)
+    book = appended(tmp_path, 1)
+    before, real, calls = contents(tmp_path), files.write_all, []
+
+    def full(file, data):
         calls.append(data)
-        if len(calls) == 3:
+        if len(calls) == full_at:
             file.write(data[:7])
             raise OSError(28, "No space left on device")
         return real(file, data)
 
-    monkeypatch.setattr(publish, "_write_all", full_at_the_third)
-    problem = publisher.append(order(2, operators=9), job_id="j", root=str(tmp_path))
+    monkeypatch.setattr(files, "write_all", full)
+    large = order(2, operators=9)
+    new, problem = Publisher().append(large, job_id="j", root=str(tmp_path), book=book)
+    monkeypatch.undo()
+    assert len(calls) == full_at
+    assert new is None
     assert "iteration 2: 10 entries" in problem
     assert "No space left" in problem
-    assert len(calls) == 3
-    assert path.read_bytes() == before
-    assert publisher.append(order(3), job_id="j", root=str(tmp_path)) == ""
-    assert [row["position"] for row in rows(path)] == list("0123")
+    assert contents(tmp_path) == before
+    assert len(list(published(appended(tmp_path, 3, book=book)))) == 4
+
+
+@pytest.mark.parametrize("what", ["write_table", "trace_lines"])
+def test_a_table_or_trace_that_does_not_fit_takes_the_iteration_back(
+    tmp_path, monkeypatch, what
+) -> None:
+    """All of an iteration or nothing, whole files included; also when the fault is ours."""
+    monkeypatch.setattr("rankdumpd.coordinator.publish.parquet_there", lambda: True)
+
+    def no_table(path, *_):
+        path.write_bytes(b"half")
+
+    def broken(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("rankdumpd.coordinator.publish.write_table", no_table)
+    book = appended(tmp_path, 1)
+    before = contents(tmp_path)
+    monkeypatch.setattr(f"rankdumpd.coordinator.publish.{what}", broken)
+    new, problem = Publisher().append(order(2), job_id="j", root=str(tmp_path), book=book)
+    assert new is None
+    assert "No space left" in problem
+    assert contents(tmp_path) == before
 
 
 def _a_file_in_the_way(root: Path) -> None:
@@ -179,7 +263,12 @@ def _a_file_in_the_way(root: Path) -> None:
 
 def _another_file(root: Path) -> None:
     (root / ORDER_FOLDER).mkdir()
-    (root / ORDER_FOLDER / ORDER_FILE).write_text("a,b\n1,2\n")
+    (root / ORDER_FOLDER / FIRST).write_text("a,b\n1,2\n")
+
+
+def _other_findings(root: Path) -> None:
+    (root / ORDER_FOLDER).mkdir()
+    (root / ORDER_FOLDER / FINDINGS_FILE).write_text("shopping list\n")
 
 
 def _a_link_out_of_the_tree(root: Path) -> None:
@@ -189,41 +278,121 @@ def _a_link_out_of_the_tree(root: Path) -> None:
 
 def _a_link_as_the_file(root: Path) -> None:
     (root / ORDER_FOLDER).mkdir()
-    (root / ORDER_FOLDER / ORDER_FILE).symlink_to(root / "victim")
+    (root / ORDER_FOLDER / FIRST).symlink_to(root / "victim")
 
 
-@pytest.mark.parametrize(
-    "prepare", [_a_file_in_the_way, _another_file, _a_link_out_of_the_tree, _a_link_as_the_file]
-)
-def test_what_cannot_be_written_is_a_finding_not_an_error(tmp_path, prepare) -> None:
+def _a_link_as_the_traces(root: Path) -> None:
+    (root / ORDER_FOLDER).mkdir()
+    (root / "elsewhere").mkdir()
+    (root / ORDER_FOLDER / order_file(0, "trace")).symlink_to(root / "elsewhere")
+
+
+IN_THE_WAY = [
+    *(_a_file_in_the_way, _another_file, _other_findings),
+    *(_a_link_out_of_the_tree, _a_link_as_the_file, _a_link_as_the_traces),
+]
+
+
+@pytest.mark.parametrize("prepare", IN_THE_WAY)
+@pytest.mark.parametrize("position", [None, 7])
+def test_what_cannot_be_written_is_a_finding_not_an_error(tmp_path, prepare, position) -> None:
     """Foreign files and links are left alone, and the answer says why nothing was written."""
     prepare(tmp_path)
-    publisher = Publisher()
-    assert "iteration 1: 2 entries" in publisher.append(order(1), job_id="j", root=str(tmp_path))
-    assert publisher.note(["lost"], job_id="j") == ""
+    book = None if position is None else Book(str(tmp_path), {}, position)
+    new, problem = Publisher().append(order(1), job_id="j", root=str(tmp_path), book=book)
+    assert new is None
+    assert "iteration 1: 2 entries" in problem
     assert not (tmp_path / "victim").exists()
     assert not any((tmp_path / "elsewhere").glob("*"))
+    for mine in tmp_path.rglob("*s*.*"):
+        texts = ("a,b\n1,2\n", "shopping list\n", "j")
+        assert mine.is_dir() or mine.is_symlink() or mine.read_text() in texts
+
+
+def test_findings_that_cannot_be_written_leave_the_book_as_it_was(tmp_path) -> None:
+    """The answer says why."""
+    _a_file_in_the_way(tmp_path)
+    book = Book(str(tmp_path), {}, 3)
+    same, problem = note([finding(1)], job_id="j", root=str(tmp_path), book=book)
+    assert same is book
+    assert "1 findings could not be published" in problem
 
 
 def test_without_a_tree_the_answer_says_so() -> None:
     """No root is a reason, not a crash."""
-    assert "no report has named the tree of job 'j'" in Publisher().append(
-        order(1), job_id="j", root=""
-    )
+    _, problem = Publisher().append(order(1), job_id="j", root="", book=None)
+    assert "no report has named the tree of job 'j'" in problem
 
 
 def test_a_damaged_line_is_an_error_of_the_reader(tmp_path) -> None:
     """Bytes changed under the coordinator are told, not skipped."""
-    publisher = Publisher()
-    publisher.append(order(1), job_id="j", root=str(tmp_path))
-    path = tmp_path / ORDER_FOLDER / ORDER_FILE
+    book = appended(tmp_path, 1)
+    path = tmp_path / ORDER_FOLDER / SECOND
     path.write_bytes(path.read_bytes().replace(b"ALL_REDUCE", b"ALL_REDUCT"))
     with pytest.raises(DamagedError, match="ALL_REDUCT"):
-        list(publisher.published("j"))
+        list(published(book))
 
 
 def test_control_characters_do_not_break_a_line(tmp_path) -> None:
     """A name with line breaks in it is still one line."""
-    publisher = Publisher()
-    publisher.append(order(1, name="a\nb\rc\0d"), job_id="j", root=str(tmp_path))
-    assert [entry.name for entry in publisher.published("j")] == ["a b c d", "AllReduce"]
+    wild = order(1, name="a\nb\rc\0d")
+    book, _ = Publisher().append(wild, job_id="j", root=str(tmp_path), book=None)
+    assert book is not None
+    assert [entry.name for entry in published(book)] == ["a b c d", "AllReduce"]
+
+
+def test_lines_are_those_of_the_contract(tmp_path, monkeypatch) -> None:
+    """Operators are written many at once; each line is what to_line makes of its entry."""
+    monkeypatch.setattr(lines, "_BLOCK", 7)
+    events = {
+        rank: [
+            Event(
+                0, 3, at, at, f"op,{at % 3}" if at % 5 else "AllReduce",
+                EventKind.OPERATOR if at % 5 else EventKind.ALL_REDUCE,
+                10 * at + rank, 10 * at + 9, stream=at % 2 * rank, group="" if at % 5 else "world",
+                sequence=0 if at % 5 else at, element_count=8, dtype="float32",
+            )
+            for at in range(30)
+        ]
+        for rank in (0, 1)
+    }  # fmt: skip
+    both = merged(events, (WORLD,), 3)
+    book, _ = Publisher().append(both, job_id="j", root=str(tmp_path), book=None)
+    assert book is not None
+    text = (tmp_path / ORDER_FOLDER / FIRST).read_text().splitlines(keepends=True)
+    assert text[1:] == list(map(to_line, both.entries(0)))
+    assert list(published(book)) == list(both.entries(0))
+
+
+def test_without_pyarrow_there_are_no_tables(tmp_path, monkeypatch) -> None:
+    """It is an extra."""
+    monkeypatch.setattr(tables, "_arrow", lambda: None)
+    appended(tmp_path, 1)
+    assert not any(name.endswith(".parquet") for name in contents(tmp_path))
+
+
+def test_a_table_says_what_the_file_says(tmp_path) -> None:
+    """Same columns, lists as lists; the folder of a graph is one data set."""
+    parquet = pytest.importorskip("pyarrow.parquet")
+    book = appended(tmp_path, 4, 5)
+    folder = tmp_path / ORDER_FOLDER / order_file(1, "parquet")
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "iteration_4.parquet",
+        "iteration_5.parquet",
+    ]
+    table = parquet.read_table(folder)
+    assert table.column_names == list(COLUMNS)
+    for row, entry in zip(table.to_pylist(), published(book, graph=1), strict=True):
+        assert {name: row[name] for name in COLUMNS if name != "kind"} == {
+            name: list(value) if isinstance(value := getattr(entry, name), tuple) else value
+            for name in COLUMNS
+            if name != "kind"
+        }
+        assert row["kind"] == entry.kind.name
+
+
+def test_findings_and_lines_agree_with_the_contract(tmp_path) -> None:
+    """What is noted is exactly the contract's line."""
+    note([finding(1)], job_id="j", root=str(tmp_path), book=None)
+    path = tmp_path / ORDER_FOLDER / FINDINGS_FILE
+    assert path.read_text() == finding_to_line(finding(1))

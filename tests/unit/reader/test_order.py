@@ -1,75 +1,118 @@
 from __future__ import annotations
 
-import csv
 import os
 
 import pytest
 
 from rankdump.contract.errors import DamagedError
 from rankdump.contract.events import EventKind
-from rankdump.contract.order import COLUMNS, ORDER_FOLDER, of_another_job, to_row
+from rankdump.contract.findings import Finding, FindingKind
+from rankdump.contract.order import (
+    HEADER,
+    ORDER_FOLDER,
+    finding_to_line,
+    order_file,
+    tag_of,
+    tagged,
+    to_line,
+)
+from rankdump.contract.plan import Iterations
 from rankdump.contract.status import OrderEntry
 from rankdump.reader import read_order
 
 ENTRIES = (
     OrderEntry(0, 0, 0, (0,), 'Default/a,"b"/MatMul-op0', EventKind.OPERATOR, "", 0, 5, 9),
-    OrderEntry(1, 0, 0, (0, 1), "Default/AllReduce", EventKind.ALL_REDUCE, "world", 3, 9, 12, (2,)),
+    OrderEntry(1, 0, 2, (0, 1), "Default/AllReduce", EventKind.ALL_REDUCE, "world", 3, 9, 12, (2,)),
 )
+ELSEWHERE = (OrderEntry(2, 4, 2, (0,), "Default/Add", EventKind.OPERATOR),)
+FINDING = Finding(FindingKind.GAP, 3, "iteration 3: 2 events of rank 1 were lost", (1,))
 
 
-def write(root, entries, name="execution_order.csv", age_s=0):
+def write(root, entries, name="execution_order_graph_0.csv", age_s=0):
     path = root / ORDER_FOLDER / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="") as file:
-        csv.writer(file).writerows([COLUMNS, *map(to_row, entries)])
+    path.write_text(HEADER + "".join(map(to_line, entries)))
     os.utime(path, (1e9 - age_s, 1e9 - age_s))
     return path
 
 
 def test_what_was_published_comes_back(tmp_path):
-    """Entries survive the file, and so do the findings beside it."""
-    write(tmp_path, ENTRIES)
-    (tmp_path / ORDER_FOLDER / "findings.txt").write_text("rank 2 is late\n")
+    """Entries of all graphs survive the files, by position, and so do the findings."""
+    paths = (write(tmp_path, ENTRIES), write(tmp_path, ELSEWHERE, order_file(4)))
+    (tmp_path / ORDER_FOLDER / "findings.jsonl").write_text(finding_to_line(FINDING))
     published = read_order(tmp_path)
-    assert published.entries == ENTRIES
-    assert published.findings == ("rank 2 is late",)
-    assert published.others == ()
+    assert tuple(published.entries()) == (*ENTRIES, *ELSEWHERE)
+    assert tuple(published.entries(graph=4)) == ELSEWHERE
+    assert tuple(published.entries(iterations=Iterations("2", ((2, 2),)))) == (
+        ENTRIES[1],
+        *ELSEWHERE,
+    )
+    assert published.findings == (FINDING,)
+    assert (published.paths, published.others) == (paths, ())
 
 
-def test_the_latest_job_counts(tmp_path):
+def test_the_latest_job_counts_unless_one_is_named(tmp_path):
     """Of several jobs in one tree the one published last is read, with its own findings."""
     write(tmp_path, ENTRIES, age_s=100)
-    (tmp_path / ORDER_FOLDER / "findings.txt").write_text("of the first\n")
-    write(tmp_path, ENTRIES[:1], of_another_job("execution_order.csv", "j2"))
-    (tmp_path / ORDER_FOLDER / of_another_job("findings.txt", "j2")).write_text("of the second\n")
+    folder = tmp_path / ORDER_FOLDER
+    (folder / "execution_order.job").write_text("j1")
+    (folder / "findings.jsonl").write_text(finding_to_line(FINDING))
+    write(tmp_path, ENTRIES[:1], tagged(order_file(0), tag_of("j2")))
     published = read_order(tmp_path)
-    assert published.entries == ENTRIES[:1]
-    assert published.findings == ("of the second",)
-    assert published.others == ("execution_order.csv",)
+    assert tuple(published.entries()) == ENTRIES[:1]
+    assert published.findings == ()
+    assert published.others == ("execution_order_graph_0.csv",)
+    first = read_order(tmp_path, job_id="j1")
+    assert tuple(first.entries()) == ENTRIES
+    assert first.findings == (FINDING,)
+    assert first.others == ("execution_order_graph_0.j2.csv",)
+    with pytest.raises(DamagedError, match="nothing of job 'j3'"):
+        read_order(tmp_path, job_id="j3")
 
 
 def test_what_is_no_file_is_no_order(tmp_path):
-    """A link to nowhere and a folder of that name are passed over."""
+    """A link to nowhere, a folder of that name and other files are passed over."""
     path = write(tmp_path, ENTRIES)
-    path.with_name("execution_order.a.csv").symlink_to("nowhere")
-    path.with_name("execution_order.b.csv").mkdir()
+    path.with_name("execution_order_graph_0.a.csv").symlink_to("nowhere")
+    path.with_name("execution_order_graph_1.csv").mkdir()
+    path.with_name("notes.csv").write_text("mine")
     published = read_order(tmp_path)
-    assert (published.path, published.entries, published.others) == (path, ENTRIES, ())
+    assert (published.paths, published.others) == ((path,), ())
 
 
 def test_no_order_is_said(tmp_path):
     """A tree without an order is an error with the path, not an empty order."""
-    with pytest.raises(DamagedError, match=r"execution_order\.csv: not there"):
+    with pytest.raises(DamagedError, match=r"execution_order_graph_0\.csv: not there"):
         read_order(tmp_path)
 
 
+def test_a_line_that_is_being_written_is_not_read_yet(tmp_path):
+    """A coordinator may write while somebody reads."""
+    path = write(tmp_path, ENTRIES)
+    path.write_bytes(path.read_bytes() + b"2,0,0,OPERA")
+    assert tuple(read_order(tmp_path).entries()) == ENTRIES
+
+
 @pytest.mark.parametrize(
-    "text", ["0,0\n", "x" + "," * 10 + "\n", "0,0,0,NO_SUCH_KIND,n,0,,0,0,0,\n", "\udcff\n"]
+    "text",
+    ["0,0\n", "x" + "," * 15 + "\n", "0,0,0,NO_SUCH_KIND,n,0,,0,0,0,,0,0,0,,-1\n", "\udcff\n"],
 )
 def test_a_bad_line_is_named(tmp_path, text):
     """Damage says in which file, and where."""
     path = write(tmp_path, ENTRIES)
     with path.open("a", errors="surrogateescape") as file:
         file.write(text)
-    with pytest.raises(DamagedError, match=r"execution_order\.csv"):
+    with pytest.raises(DamagedError, match=r"execution_order_graph_0\.csv"):
+        list(read_order(tmp_path).entries(iterations=Iterations()))
+
+
+def test_other_columns_and_bad_findings_are_damage(tmp_path):
+    """A file of another form is not read as if it were ours."""
+    path = write(tmp_path, ENTRIES)
+    (tmp_path / ORDER_FOLDER / "findings.jsonl").write_text('{"kind": "gap"}\n')
+    with pytest.raises(DamagedError, match=r"findings\.jsonl, line 1"):
         read_order(tmp_path)
+    (tmp_path / ORDER_FOLDER / "findings.jsonl").unlink()
+    path.write_text("a,b\n1,2\n")
+    with pytest.raises(DamagedError, match="no header"):
+        list(read_order(tmp_path).entries())

@@ -372,6 +372,11 @@ class OrderEntry(google.protobuf.message.Message):
     START_US_FIELD_NUMBER: builtins.int
     END_US_FIELD_NUMBER: builtins.int
     MISSING_FIELD_NUMBER: builtins.int
+    RANK_POSITIONS_FIELD_NUMBER: builtins.int
+    STREAMS_FIELD_NUMBER: builtins.int
+    ELEMENT_COUNT_FIELD_NUMBER: builtins.int
+    DTYPE_FIELD_NUMBER: builtins.int
+    PEER_FIELD_NUMBER: builtins.int
     position: builtins.int
     graph: builtins.int
     iteration: builtins.int
@@ -381,12 +386,23 @@ class OrderEntry(google.protobuf.message.Message):
     sequence: builtins.int
     start_us: builtins.int
     end_us: builtins.int
+    element_count: builtins.int
+    """Of a collective or message."""
+    dtype: builtins.str
+    peer: builtins.int
+    """Global rank at the other end of a message; -1 for all else."""
     @property
     def ranks(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
     @property
     def missing(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """Members of the group that have not reported this collective."""
 
+    @property
+    def rank_positions(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Place in the program and stream of each of the ranks."""
+
+    @property
+    def streams(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
     def __init__(
         self,
         *,
@@ -401,8 +417,13 @@ class OrderEntry(google.protobuf.message.Message):
         start_us: builtins.int = ...,
         end_us: builtins.int = ...,
         missing: collections.abc.Iterable[builtins.int] | None = ...,
+        rank_positions: collections.abc.Iterable[builtins.int] | None = ...,
+        streams: collections.abc.Iterable[builtins.int] | None = ...,
+        element_count: builtins.int = ...,
+        dtype: builtins.str = ...,
+        peer: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["end_us", b"end_us", "graph", b"graph", "group", b"group", "iteration", b"iteration", "kind", b"kind", "missing", b"missing", "name", b"name", "position", b"position", "ranks", b"ranks", "sequence", b"sequence", "start_us", b"start_us"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["dtype", b"dtype", "element_count", b"element_count", "end_us", b"end_us", "graph", b"graph", "group", b"group", "iteration", b"iteration", "kind", b"kind", "missing", b"missing", "name", b"name", "peer", b"peer", "position", b"position", "rank_positions", b"rank_positions", "ranks", b"ranks", "sequence", b"sequence", "start_us", b"start_us", "streams", b"streams"]) -> None: ...
 
 global___OrderEntry = OrderEntry
 

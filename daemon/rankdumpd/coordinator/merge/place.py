@@ -117,5 +117,5 @@ def ordered_calls(
     )
 
 
-_FIRST = ("graph", "name", "kind", "group", "sequence", "element_count", "dtype")
+_FIRST = ("graph", "name", "kind", "group", "sequence", "element_count", "dtype", "peer")
 _MEMBER = ("rank", "start_us", "end_us", "position", "end_position", "stream", "stall_us")

@@ -15,9 +15,9 @@ from rankdump.wire.v1.coordinator_pb2_grpc import add_CoordinatorServiceServicer
 from rankdumpd.coordinator.gather import Gather
 from rankdumpd.coordinator.hints import arrival_hints, widest
 from rankdumpd.coordinator.merge import merge
-from rankdumpd.coordinator.publish import Publisher
+from rankdumpd.coordinator.publish import Publisher, published
 from rankdumpd.coordinator.service.servicer import CoordinatorServicer
-from rankdumpd.coordinator.values import Fleet, GlobalOrder, IterationView, Report
+from rankdumpd.coordinator.values import Book, Fleet, GlobalOrder, IterationView, Report
 
 _LOG = logging.getLogger(__name__)
 _TICK_S = 0.2
@@ -30,6 +30,7 @@ class Coordinator:
     def __init__(self, *, deadline_s: float) -> None:
         self._gather = Gather(deadline_s=deadline_s)
         self._publisher = Publisher()
+        self._books: dict[str, Book] = {}
         # Held from taking an iteration out of the gathered ones until it is in the file.
         self._publishing = threading.Lock()
         self._unpublished = 0
@@ -80,10 +81,9 @@ class Coordinator:
     def order(self, job_id: str) -> Iterator[OrderEntry]:
         """Return the published order of a job, then what is gathered so far, merged as it is."""
         with self._publishing:
-            published = self._publisher.published(job_id)
-            position = self._publisher.next_position(job_id)
+            book = self._books.get(job_id, Book("", {}, 0))
             pending = self._gather.pending(job_id)
-        return _continued(published, pending, position)
+        return _continued(published(book), pending, book.position)
 
     def _run(self) -> None:
         while not self._stopping.wait(_TICK_S):
@@ -113,11 +113,15 @@ class Coordinator:
 
     def _publish(self, view: IterationView, order: GlobalOrder) -> None:
         job_id = view.job_id
-        findings = [*_lateness(view), *(finding.text for finding in order.findings)]
-        problem = self._publisher.append(order, job_id=job_id, root=view.root)
-        self._unpublished += bool(problem)
-        problems = (problem, self._publisher.note(findings, job_id=job_id))
-        findings += filter(None, problems)
+        findings = [*_lateness(view), *order.findings]
+        book, problem = self._publisher.append(
+            order, job_id=job_id, root=view.root, book=self._books.get(job_id)
+        )
+        if book is not None:
+            self._books[job_id] = book
+        else:
+            self._unpublished += 1
+            findings.append(problem)
         hints = widest(self._gather.hints(job_id), arrival_hints(order, job_id=job_id))
         self._gather.settle(job_id, findings=findings, hints=hints)
 
