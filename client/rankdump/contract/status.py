@@ -181,18 +181,3 @@ class OrderEntry:
     end_us: int = 0
     missing: tuple[int, ...] = ()
     """Members of the group that have not reported this collective."""
-
-
-@dataclass(frozen=True, slots=True)
-class ArrivalHint:
-    """The collective of a group whose members arrived furthest apart."""
-
-    job_id: str
-    group: str
-    kind: EventKind
-    iteration: int
-    sequence: int
-    spread_us: int
-    first_rank: int
-    last_rank: int
-    reason: str

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 from rankdump.contract.events import Column, EventColumns, EventKind, ProcessGroup
 from rankdump.contract.status import (
-    ArrivalHint,
     IterationStatus,
     Load,
     OrderEntry,
     RankEvents,
     SessionStatus,
 )
+from rankdump.contract.timeouts import TimeoutHint, Timeouts
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +63,19 @@ class JobView:
     roots: tuple[str, ...]
     sessions: tuple[SessionStatus, ...]
     iterations: tuple[IterationStatus, ...]
-    hints: tuple[ArrivalHint, ...]
+    hints: tuple[TimeoutHint, ...]
     findings: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class JobFacts:
+    """What the hints of a job need to know of its ranks."""
+
+    job_id: str
+    timeouts: Mapping[int, Timeouts] = field(default_factory=dict[int, Timeouts])
+    """What each rank read of its limits."""
+    sessions: Mapping[int, SessionStatus] = field(default_factory=dict[int, SessionStatus])
+    """The newest of each rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +100,7 @@ class Calls:
     """graph, name, kind, group (index into the groups), sequence, start_us, end_us."""
     bounds: Column
     members: dict[str, Column]
-    """rank, start_us, end_us, position, end_position, stream, stall_us."""
+    """rank, start_us, end_us, position, end_position, stream, stall_us, peer."""
     missing: Mapping[int, tuple[int, ...]]
     """Members that should have taken part and did not, by call; calls without any are absent."""
 

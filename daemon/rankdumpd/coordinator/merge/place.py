@@ -82,4 +82,13 @@ def ordered_calls(
     )
 
 
-_MEMBER = ("rank", "start_us", "end_us", "position", "end_position", "stream", "stall_us")
+_MEMBER = (
+    "rank",
+    "start_us",
+    "end_us",
+    "position",
+    "end_position",
+    "stream",
+    "stall_us",
+    "peer",
+)
