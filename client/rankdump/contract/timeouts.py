@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from enum import Enum
 from typing import Any
@@ -116,6 +117,22 @@ class TimeoutHint:
         if self.limit is None or not self.limit.limit_us:
             return 0.0
         return self.spread_us / self.limit.limit_us
+
+
+def hints_to_text(hints: Iterable[TimeoutHint]) -> str:
+    """Return the contents of HINTS_FILE, the job written last at the end."""
+    return json.dumps({"version": 1, "hints": list(map(hint_to_json, hints))}, indent=1) + "\n"
+
+
+def hints_from_text(text: str) -> tuple[TimeoutHint, ...]:
+    """Read HINTS_FILE back; DamagedError says what is wrong with it."""
+    try:
+        whole = json.loads(text)
+        if whole["version"] != 1:
+            raise DamagedError(f"version {whole['version']!r} is not known")
+        return tuple(map(hint_from_json, whole["hints"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise DamagedError(f"no file of hints: {error!r}") from None
 
 
 def hint_to_json(hint: TimeoutHint) -> dict[str, Any]:

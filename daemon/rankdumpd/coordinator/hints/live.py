@@ -71,7 +71,8 @@ def _earliest(calls: Sequence[_OpenCall]) -> list[_OpenCall]:
 def _absent(call: _OpenCall, ranks: Mapping[int, _Rank], excluded: frozenset[int]) -> list[int]:
     """Return who has not come to a call."""
     if call.kind in _ANSWER:
-        others, kinds = [call.peer], (int(_ANSWER[call.kind]),) * 2
+        answer = int(_ANSWER[call.kind])
+        others, kinds = [call.peer], (answer, answer)
     else:
         others = [rank for rank in call.group.ranks if rank != call.rank]
         kinds = (int(EventKind.ALL_REDUCE), int(EventKind.BARRIER))
@@ -130,16 +131,16 @@ class _Rank:
             for row in np.flatnonzero(columns["end_position"] == OPEN).tolist():
                 if columns["kind"][row] != int(EventKind.OPERATOR):
                     pending[int(columns["position"][row])] = (batch, row)
-        if not pending:
-            return
-        positions = np.array(list(pending), dtype="u8")
-        for batch in self._batches:
-            columns = batch.columns
-            complete = np.isin(columns["position"], positions) & (columns["end_position"] != OPEN)
-            for position in columns["position"][complete].tolist():
-                pending.pop(position, None)
-        for batch, row in pending.values():
-            yield self._open_call(batch, row)
+        for position, (batch, row) in pending.items():
+            if not self._completed(position):
+                yield self._open_call(batch, row)
+
+    def _completed(self, position: int) -> bool:
+        """Return whether the call at a position was reported again, as complete."""
+        return any(
+            (batch.columns["end_position"][batch.columns["position"] == position] != OPEN).any()
+            for batch in self._batches
+        )
 
     def came_to(self, call: _OpenCall, kinds: tuple[int, int]) -> bool:
         """Return whether this rank has begun its part of a call."""
@@ -195,7 +196,7 @@ class _Rank:
         if at not in self._calls:
             batch = self._batches[at]
             rows = np.flatnonzero(batch.columns["kind"] != int(EventKind.OPERATOR))
-            used = set(batch.columns["group"][rows].tolist())
+            used: set[int] = set(batch.columns["group"][rows].tolist())
             self._calls[at] = rows, {batch.names[place]: place for place in used}
         return self._calls[at]
 

@@ -8,13 +8,13 @@ _NAMED = 4
 
 
 def duration(us: float) -> str:
-    """Return a time with the digits that matter: `250 ms`, `12.4 s`, `1836 s`."""
+    """Return a time with the digits that matter: `2.5 ms`, `12.4 s`, `1836 s`."""
     seconds = us / 1e6
     if seconds >= 100 or seconds == int(seconds):
         return f"{seconds:.0f} s"
     if seconds >= 1:
         return f"{seconds:.1f} s"
-    return f"{seconds * 1000:.0f} ms" if seconds >= 0.001 else f"{us / 1000:.3f} ms"
+    return f"{us / 1000:.0f} ms" if us >= 100_000 else f"{us / 1000:.3g} ms"
 
 
 def percent(share: float) -> str:
