@@ -20,7 +20,7 @@ _COLUMNS = (
     Column("group", flexible=True),
     Column("backend"),
     *numbers("limit"),
-    Column("set by", flexible=True),
+    Column("set by"),
     Column("read from", flexible=True),
     *numbers("widest", "by dump", "share", "expected"),
 )

@@ -19,11 +19,7 @@ from rankdump.contract.timeouts import (
     hint_from_json,
     hints_to_text,
 )
-from rankdump.wire.v1 import coordinator_pb2
-from rankdump.wire.v1.coordinator_pb2_grpc import (
-    CoordinatorServiceServicer,
-    add_CoordinatorServiceServicer_to_server,
-)
+from rankdump.wire.v1 import coordinator_pb2 as pb
 from rankdump.wire.views import timeout_hint_to_wire
 
 LIMIT = TimeoutLimit("HCCL_EXEC_TIMEOUT", 1_836_000_000, "default of CANN", (0, 1))
@@ -36,7 +32,8 @@ NEAR = TimeoutHint(
 )  # fmt: skip
 FINE = replace(
     NEAR, group="a-long-name-of-a-tensor-parallel-group", level=HintLevel.OK, waiting=False,
-    spread_us=2500, dump_us=0, projected_us=2500, settings=(), limit=None, reason="rank 1 came 2.5 ms late",
+    spread_us=2500, dump_us=0, projected_us=2500, settings=(), limit=None,
+    reason="rank 1 came 2.5 ms late",
 )  # fmt: skip
 
 
@@ -59,8 +56,8 @@ def test_a_tree_is_read_at_100_columns(tmp_path: Path, capsys):
     assert max(map(len, (title, near, fine))) <= 100
     assert title.split()[:3] == ["group", "backend", "limit"]
     assert near.split()[:2] == ["world", "(waits)"]
-    assert near.endswith("1,000 s    900 s    54%   1,000 s")
-    assert fine.endswith("2.5 ms     0 ms      -    2.5 ms")
+    assert near.endswith("1,000 s   900 s   54%  1,000 s")
+    assert fine.endswith("2.5 ms    0 ms     -   2.5 ms")
     assert blank == ""
     assert said == [
         "warning: rank 0 has waited 1000 s for rank 1",
@@ -89,20 +86,25 @@ def test_without_a_file_or_with_both_sources_it_is_one_line(tmp_path: Path, caps
     assert code == 2
 
 
-class Coordinator(CoordinatorServiceServicer):
-    """Knows two jobs."""
-
-    def Hints(self, request, context):  # noqa: N802 - the name is the generated base class's
-        hints = [NEAR, replace(FINE, job_id="k")]
-        chosen = [hint for hint in hints if request.job_id in ("", hint.job_id)]
-        return coordinator_pb2.HintsResponse(hints=map(timeout_hint_to_wire, chosen))
+def two_jobs(request: pb.HintsRequest, context: grpc.ServicerContext) -> pb.HintsResponse:
+    """What a coordinator says that knows two jobs."""
+    hints = [NEAR, replace(FINE, job_id="k")]
+    chosen = [hint for hint in hints if request.job_id in ("", hint.job_id)]
+    return pb.HintsResponse(hints=map(timeout_hint_to_wire, chosen))
 
 
 @pytest.fixture
 def address(tmp_path: Path):
+    hints = grpc.unary_unary_rpc_method_handler(
+        two_jobs,
+        request_deserializer=pb.HintsRequest.FromString,
+        response_serializer=pb.HintsResponse.SerializeToString,
+    )
+    service = pb.DESCRIPTOR.services_by_name["CoordinatorService"].full_name
     with ThreadPoolExecutor(2) as threads:
         server = grpc.server(threads)
-        add_CoordinatorServiceServicer_to_server(Coordinator(), server)
+        handler = grpc.method_handlers_generic_handler(service, {"Hints": hints})
+        server.add_generic_rpc_handlers((handler,))
         address = f"unix:{tmp_path / 's'}"
         server.add_insecure_port(address)
         server.start()

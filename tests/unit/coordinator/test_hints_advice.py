@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from suites.limits_of_ranks import PAIR, S, environment, limits, torch
 
@@ -24,6 +24,7 @@ def number(line: str) -> int:
     return int(re.findall(r"\d+", line)[-1])
 
 
+@settings(deadline=None)
 @given(waited=st.integers(918, 8000))
 def test_execution_is_rounded_up_to_a_step_and_twice_the_need(waited: int):
     given = advised(limits(environment(HCCL_EXEC_TIMEOUT="1836")), waited)
@@ -88,6 +89,7 @@ def test_tf_sets_both_in_its_session():
 
 
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])
+@settings(deadline=None)
 @given(limit=st.integers(1, 10_000), part=st.floats(0.5, 20))
 def test_a_raised_timeout_holds_twice_the_wait(backend: str, limit: int, part: float):
     (line,) = advised(limits(torch(backend, limit), framework="torch 2.5"), part * limit).settings

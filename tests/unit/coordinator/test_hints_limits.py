@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from suites.limits_of_ranks import PAIR, WORLD, S, environment, limits, torch
 
@@ -182,6 +182,7 @@ def test_limits_a_script_declares_count():
     assert (budget.name, budget.limit_us) == ("stream_sync_timeout", 50 * S)
 
 
+@settings(deadline=None)
 @given(
     variables=st.dictionaries(st.sampled_from(VARIABLES), st.text(max_size=12)),
     backend=st.sampled_from(["hccl", "nccl", "gloo", "mpi", ""]),

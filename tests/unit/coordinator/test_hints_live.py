@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from suites.limits_of_ranks import S, session, torch
 
@@ -23,9 +24,9 @@ FACTS = JobFacts(
 T0 = 1_000 * S
 
 
-def event(position: int, start_us: int, *, done: bool = True, **more) -> Event:
+def event(position: int, start_us: int, *, done: bool = True, **more: Any) -> Event:
     """A call that took no time, or one that is open."""
-    usual = {"group": "w", "kind": EventKind.ALL_REDUCE, "name": "AllReduce"}
+    usual: dict[str, Any] = {"group": "w", "kind": EventKind.ALL_REDUCE, "name": "AllReduce"}
     return Event(
         0, 4, position, position if done else OPEN, start_us=start_us, end_us=start_us,
         **{**usual, **more},
@@ -40,9 +41,9 @@ def batch(*events: Event, stalled_us: int = 0) -> EventColumns:
     return replace(EventColumns.of(list(events), (WORLD, PAIR)), stalled_us=stalled_us)
 
 
-def view(events: dict[int, list[EventColumns]], **more) -> IterationView:
+def view(events: dict[int, list[EventColumns]], **more: Any) -> IterationView:
     batches = {rank: tuple(each) for rank, each in events.items()}
-    usual = {"excluded": frozenset(), "late": (), "late_count": 0}
+    usual: dict[str, Any] = {"excluded": frozenset(), "late": (), "late_count": 0}
     return IterationView("j", 4, "/tree", batches, **{**usual, **more})
 
 
@@ -80,9 +81,9 @@ def test_the_part_of_dumping_is_what_the_late_one_was_held_up():
 
 
 def test_what_dumping_held_up_on_both_sides_is_not_its_part():
-    met, own = event(1, T0, sequence=6), {"sequence": 7, "stall_us": 4 * S}
+    met = event(1, T0, sequence=6)
     events = {
-        0: [batch(met, event(2, T0 + 5, done=False, **own))],
+        0: [batch(met, event(2, T0 + 5, done=False, sequence=7, stall_us=4 * S))],
         1: [batch(met, stalled_us=11 * S)],
     }
     (hint,) = waiting(view(events), FACTS, T0 + 5 + 12 * S)
@@ -134,14 +135,15 @@ def test_the_one_that_does_not_wait_itself_is_blamed():
 
 @pytest.mark.parametrize(("waits", "answers"), [("RECV", "SEND"), ("SEND", "RECV")])
 def test_messages_wait_for_their_other_end(waits: str, answers: str):
-    mine = {"kind": EventKind[waits], "group": "p", "peer": 1, "name": "Message"}
-    other = {"kind": EventKind[answers], "group": "p", "peer": 0, "name": "Message"}
+    mine: dict[str, Any] = {"kind": EventKind[waits], "group": "p", "peer": 1, "name": "Message"}
+    other: dict[str, Any] = {"kind": EventKind[answers], "group": "p", "peer": 0, "name": "Message"}
     alone = {0: [batch(event(1, T0, done=False, **mine))], 1: [batch(operator(1, T0, "A"))]}
     (hint,) = waiting(view(alone), FACTS, T0 + 12 * S)
     assert (hint.first_rank, hint.last_rank, hint.kind) == (0, 1, waits.lower())
     both = alone | {1: [batch(event(1, T0, **other))]}
     assert waiting(view(both), FACTS, T0 + 12 * S) == ()
-    wrong = alone | {1: [batch(event(1, T0, **{**other, "sequence": 1}))]}
+    later: dict[str, Any] = {**other, "sequence": 1}
+    wrong = alone | {1: [batch(event(1, T0, **later))]}
     assert len(waiting(view(wrong), FACTS, T0 + 12 * S)) == 1
 
 
@@ -160,6 +162,7 @@ def test_a_wait_that_grows_is_said_a_few_times_only():
     )
 
 
+@settings(deadline=None)
 @given(waited=st.floats(0, 1000), stalled=st.integers(0, 10**9))
 def test_laws_of_a_live_hint(waited: float, stalled: int):
     """The part is within the wait, the level follows the share, only what is near is said."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from suites.lockstep import Call, dumped, events
 
@@ -42,17 +42,20 @@ def told(calls: list[Call]) -> list[tuple[int, int]]:
     )
 
 
+@settings(deadline=None)
 @given(calls=jobs())
 def test_the_part_is_what_a_job_without_dumping_would_not_have_waited(calls: list[Call]):
     """The same as two runs of the job, one of them without stalls."""
     assert told(calls) == sorted(dumped(calls))
 
 
+@settings(deadline=None)
 @given(calls=jobs(stalls=st.just(0)))
 def test_without_stalls_dumping_has_no_part(calls: list[Call]):
     assert not any(part for _, part in told(calls))
 
 
+@settings(deadline=None)
 @given(calls=jobs(), deferred=st.data())
 def test_the_part_is_never_more_than_the_spread(calls: list[Call], deferred: st.DataObject):
     """Whatever overlaps."""
@@ -64,6 +67,7 @@ def test_the_part_is_never_more_than_the_spread(calls: list[Call], deferred: st.
     assert all(0 <= part <= spread for spread, part in told(mixed))
 
 
+@settings(deadline=None)
 @given(rank=st.integers(0, 2), stall=st.integers(1, 10**9))
 def test_one_rank_that_stalls_causes_all_of_the_wait(rank: int, stall: int):
     stalls = tuple(stall if each == rank else 0 for each in range(3))
@@ -83,6 +87,7 @@ def test_stalls_that_all_have_alike_are_nobodys_wait():
     assert (spread.spread_us, spread.dump_us) == (9000, 0)
 
 
+@settings(deadline=None)
 @given(rounds=st.lists(st.tuples(times, times, st.tuples(times, times)), min_size=1, max_size=6))
 def test_buckets_that_overlap_carry_delays_on(rounds: list[tuple[int, int, tuple[int, int]]]):
     """As DDP reduces gradients: started one after the other, waited for where the last starts."""

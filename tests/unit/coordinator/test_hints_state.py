@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from suites.limits_of_ranks import S, environment, session, torch
 from suites.lockstep import Call, events
@@ -122,6 +122,7 @@ def test_an_endless_plan_says_when_it_would_strike():
     assert "to half of the limit by iteration 99 and all of it by iteration 199" in hint.reason
 
 
+@settings(deadline=None)
 @given(noise=st.lists(st.integers(0, 1000), min_size=64, max_size=64))
 def test_noise_is_no_rise(noise: list[int]):
     """Backwards or forwards, at most one of them rises; and never the even mixture."""
@@ -129,6 +130,7 @@ def test_noise_is_no_rise(noise: list[int]):
     assert rise_of(list(enumerate(mixed))) is None
 
 
+@settings(deadline=None)
 @given(slope=st.integers(100, 1000), start=st.integers(0, 1000), count=st.integers(5, 64))
 def test_a_line_is_found(slope: int, start: int, count: int):
     rise = rise_of([(i, start + slope * i) for i in range(count)])
