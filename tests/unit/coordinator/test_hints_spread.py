@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from suites.lockstep import Call, dumped, events
@@ -9,7 +11,9 @@ from suites.lockstep import Call, dumped, events
 from rankdumpd.coordinator.hints.spread import CallSpread, Program, call_spreads
 from rankdumpd.coordinator.merge import merge
 
+Pair: TypeAlias = tuple[int, int]
 times = st.integers(0, 1000)
+pairs = st.tuples(times, times)
 
 
 @st.composite
@@ -88,13 +92,13 @@ def test_stalls_that_all_have_alike_are_nobodys_wait():
 
 
 @settings(deadline=None)
-@given(rounds=st.lists(st.tuples(times, times, st.tuples(times, times)), min_size=1, max_size=6))
-def test_buckets_that_overlap_carry_delays_on(rounds: list[tuple[int, int, tuple[int, int]]]):
+@given(rounds=st.lists(st.tuples(times, times, pairs, pairs), min_size=1, max_size=6))
+def test_buckets_that_overlap_carry_delays_on(rounds: list[tuple[int, int, Pair, Pair]]):
     """As DDP reduces gradients: started one after the other, waited for where the last starts."""
     calls: list[Call] = []
-    for work, more, stalls in rounds:
+    for work, more, stalls, later in rounds:
         calls.append(Call((0, 1), (work, work), stalls, deferred=True))
-        calls.append(Call((0, 1), (more, more), (0, 0)))
+        calls.append(Call((0, 1), (more, more), later))
     assert told(calls) == sorted(dumped(calls))
 
 

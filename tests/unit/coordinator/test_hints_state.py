@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,8 +13,9 @@ from suites.limits_of_ranks import S, environment, session, torch
 from suites.lockstep import Call, events
 
 from rankdump.contract.errors import DamagedError
-from rankdump.contract.events import EventColumns, ProcessGroup
+from rankdump.contract.events import Event, EventColumns, EventKind, ProcessGroup
 from rankdump.contract.timeouts import HintLevel, TimeoutHint, Timeouts
+from rankdump.wire.views import timeout_hint_from_wire, timeout_hint_to_wire
 from rankdumpd.coordinator.hints import HintState, hints_of, observed, warnings
 from rankdumpd.coordinator.hints import state as state_room
 from rankdumpd.coordinator.hints.projection import ENDLESS, last_selected, rise_of
@@ -196,6 +198,46 @@ def test_a_group_of_one_never_waits():
     lone = {0: [EventColumns.of(events([Call((0,), (0,), (0,))])[0][0].events(),
                                 (ProcessGroup("0", (0,)),))]}  # fmt: skip
     assert hints_of(observed(HintState(), merge(lone, iteration=0)), JobFacts("j")) == ()
+
+
+def test_the_ends_of_all_types_reach_the_wire():
+    """The widest times, the highest numbers and a plan with the last iteration there is."""
+    orders = [order(i, (i + 1) * 10**15) for i in range(6)]
+    state = HintState()
+    for each in orders:
+        each.calls.columns["sequence"][:] = np.uint64(2**64 - 1)
+        each.calls.members["start_us"][:] = [-(2**63), 2**63 - 1 - (6 - each.iteration) * 10**17]
+        state = observed(state, each)
+    for selected in ("0-18446744073709551615", "0-9223372036854775807"):
+        limits = {"a": float("nan"), "b": float("inf"), "c": -1.0, "hccl_timeout": 1e300}
+        timeouts = Timeouts(limits=limits, groups=gloo(20).groups)
+        (hint,) = hints_of(state, facts(timeouts, selected=selected))
+        sent = timeout_hint_from_wire(timeout_hint_to_wire(hint))
+        assert sent == hint
+        assert len(warnings([hint])) == 1
+        assert HintState.from_json(state.to_json()) == state
+
+
+def test_a_receive_without_its_send_is_no_wait():
+    """Whatever it says of the other end."""
+    alone = Event(
+        0, 0, 1, 1, "Recv", EventKind.RECV, 5, 9, group="g", sequence=3, peer=-1, stall_us=7
+    )
+    batches = {0: [EventColumns.of([alone], (ProcessGroup("g", (0, 1)),))]}
+    (hint,) = hints_of(observed(HintState(), merge(batches, iteration=0)), JobFacts("j"))
+    assert (hint.spread_us, hint.last_rank) == (0, 0)
+
+
+def test_an_iteration_without_calls_changes_nothing_but_its_number():
+    assert observed(HintState(), merge({}, iteration=3)) == HintState(3)
+
+
+def test_only_the_nearest_groups_are_said():
+    hint = hint_after([order(0, 12 * S)], facts(gloo(20)))
+    many = [replace(hint, group=f"g{n}", spread_us=(12 + n % 7) * S) for n in range(100)]
+    said = warnings(many)
+    assert len(said) == 8
+    assert all("90 % of" in line for line in said)
 
 
 def test_what_is_written_is_json():

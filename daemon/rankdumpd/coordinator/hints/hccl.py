@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from rankdump.contract.timeouts import TimeoutLimit, Timeouts
 from rankdumpd.coordinator.hints.reading import (
     SECOND_US,
+    UNLIMITED_S,
     Covers,
     Limit,
     Reading,
+    declared,
     seconds_of,
 )
 
@@ -30,7 +32,6 @@ EVENT_MARGIN_S = 30
 """By how much torch_npu sets the event's limit above that of execution."""
 
 _EXEC_S, _EVENT_S, _CONNECT_S = 1836, 1868, 120
-_UNLIMITED_S = 2147483647
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +51,9 @@ def exec_limit(timeouts: Timeouts) -> ExecLimit:
     """Return the limit of execution; what TF's session says overrides the environment."""
     mode = timeouts.variables.get("HCCL_OP_EXPANSION_MODE", "").strip().upper()
     name, read = EXEC, _exec_reading(timeouts, aiv=mode == "AIV")
-    if SESSION_EXEC in timeouts.limits:
-        name, read = SESSION_EXEC, Reading(timeouts.limits[SESSION_EXEC], "session")
+    session_s = declared(timeouts.limits, SESSION_EXEC)
+    if session_s is not None:
+        name, read = SESSION_EXEC, Reading(session_s, "session")
     if mode == "AIV":
         most = 0 < read.seconds <= AIV_MOST_S
         limit_s = read.seconds if most else AIV_MOST_S
@@ -74,7 +76,7 @@ def hccl_limits(timeouts: Timeouts, *, torch: bool) -> list[Limit]:
         source = f"default of torch_npu: {EXEC} + {EVENT_MARGIN_S} s"
         limits.append(Limit(_limit(EVENT, event_s, source), derived=True))
     else:
-        legal = (0, _UNLIMITED_S)
+        legal = (0, UNLIMITED_S)
         event = seconds_of(variables, EVENT, _EVENT_S, owner="CANN", legal=legal)
         limits.append(Limit(_limit(EVENT, event.seconds, event.source)))
     legal = (_CONNECT_S, CONNECT_MOST_S)
@@ -86,7 +88,7 @@ def hccl_limits(timeouts: Timeouts, *, torch: bool) -> list[Limit]:
 
 def _exec_reading(timeouts: Timeouts, *, aiv: bool) -> Reading:
     default = AIV_MOST_S if aiv else _EXEC_S
-    legal = (0, _UNLIMITED_S)
+    legal = (0, UNLIMITED_S)
     return seconds_of(timeouts.variables, EXEC, default, owner="CANN", legal=legal, whole=not aiv)
 
 

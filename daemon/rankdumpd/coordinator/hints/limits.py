@@ -13,12 +13,14 @@ from enum import Enum
 from rankdump.contract.events import ProcessGroup
 from rankdump.contract.status import SessionStatus
 from rankdump.contract.timeouts import GroupTimeout, TimeoutLimit, Timeouts
-from rankdumpd.coordinator.hints.hccl import exec_limit, hccl_limits
+from rankdumpd.coordinator.hints.hccl import SESSION_EXEC, exec_limit, hccl_limits
 from rankdumpd.coordinator.hints.reading import (
     SECOND_US,
+    UNLIMITED_S,
     Covers,
     Limit,
     count_of,
+    declared,
     is_on,
     seconds_of,
 )
@@ -159,7 +161,7 @@ def _hccl_heartbeat(timeouts: Timeouts) -> Limit:
 
 
 def _heartbeat(timeouts: Timeouts, name: str, usual_s: int, monitored: bool) -> Limit:
-    read = seconds_of(timeouts.variables, name, usual_s, owner="torch", legal=(1, 1 << 31))
+    read = seconds_of(timeouts.variables, name, usual_s, owner="torch", legal=(1, UNLIMITED_S))
     source = f"{read.source}; strikes a watchdog that is stuck, not a late rank"
     beat = Limit(TimeoutLimit(name, int(read.seconds * SECOND_US), source, ()), Covers.NOTHING)
     return beat if monitored else _never(beat, "monitoring is off")
@@ -168,12 +170,13 @@ def _heartbeat(timeouts: Timeouts, name: str, usual_s: int, monitored: bool) -> 
 def _session_limits(timeouts: Timeouts, backend: str) -> list[Limit]:
     """Return what scripts said of limits that no variable says; HCCL's own is read elsewhere."""
     limits: list[Limit] = []
-    for name, seconds in timeouts.limits.items():
-        if name == "hccl_timeout" and backend == "hccl":
+    for name in timeouts.limits:
+        seconds = declared(timeouts.limits, name)
+        if seconds is None or (name == SESSION_EXEC and backend == "hccl"):
             continue
         # An operator's own execution does not begin before all members are there.
         covers = Covers.NOTHING if name == "op_execute_timeout" else Covers.WAITS
-        limit_us = max(0, int(seconds * SECOND_US))
+        limit_us = int(seconds * SECOND_US)
         limits.append(Limit(TimeoutLimit(name, limit_us, "session", ()), covers))
     return limits
 

@@ -100,7 +100,7 @@ def _wait(
     dumped = other - max(0, call.stall_us - own)
     widest = Widest(
         iteration=iteration,
-        sequence=call.sequence,
+        sequence=min(call.sequence, OPEN),
         kind=call.kind.name.lower(),
         name=call.name,
         first_rank=call.rank,

@@ -17,6 +17,8 @@ _CLEAR = 4.0
 """A slope counts when it is that many times its own standard error."""
 _NOTABLE = 0.1
 """And when it raised the spread by this part of its mean."""
+_MOST = (1 << 63) - 1
+"""What a signed number holds: an iteration beyond it is never reached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,7 @@ class Rise:
 
     def at(self, iteration: int) -> int:
         """Return the spread expected in an iteration."""
-        return max(0, round(self.start_us + self.slope_us * iteration))
+        return min(max(0, round(self.start_us + self.slope_us * iteration)), _MOST)
 
     def reaches(self, spread_us: float) -> int:
         """Return the first iteration with at least that spread."""
@@ -65,4 +67,4 @@ def last_selected(selections: Iterable[str]) -> int:
         if iterations is None or iterations.spans is None:
             return ENDLESS
         last = max([last, *(high for _, high in iterations.spans)])
-    return last
+    return last if last <= _MOST else ENDLESS

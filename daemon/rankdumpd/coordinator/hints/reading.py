@@ -10,6 +10,8 @@ from enum import Enum
 from rankdump.contract.timeouts import TimeoutLimit
 
 SECOND_US = 1_000_000
+UNLIMITED_S = 2147483647
+"""The largest limit that anything here takes."""
 _SHOWN = 40
 _YES = ("1", "y", "yes", "t", "true")
 _NO = ("0", "n", "no", "f", "false")
@@ -66,6 +68,12 @@ def seconds_of(
         shown = f"{text[:_SHOWN]} in the environment is not allowed, only {allowed}"
         return Reading(default, f"{usual}: {shown}")
     return Reading(seconds, "environment")
+
+
+def declared(limits: Mapping[str, float], name: str) -> float | None:
+    """Return the seconds a script declared; None where that is no number of seconds."""
+    seconds = limits.get(name, math.nan)
+    return min(seconds, UNLIMITED_S) if seconds >= 0 else None
 
 
 def count_of(variables: Mapping[str, str], name: str, default: int) -> int:

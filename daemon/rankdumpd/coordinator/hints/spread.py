@@ -139,7 +139,9 @@ class _Walk:
         rank, peer = self._ranks[row], self._peers[row]
         arrival = self._starts[row]
         key = (self._groups[call], peer, rank, self._sequences[call])
-        sent, undumped_sent = self._sent.get(key, (arrival, undumped))
+        if key not in self._sent:
+            return CallSpread(call, rank, rank, 0, 0)
+        sent, undumped_sent = self._sent[key]
         self._complete(row, max(arrival, sent), max(undumped, undumped_sent))
         spread = max(0, sent - arrival)
         dumped = spread - max(0, undumped_sent - undumped)

@@ -15,6 +15,8 @@ from rankdumpd.coordinator.values import GlobalOrder
 MAX_HISTORY = 64
 MAX_GROUPS = 4096
 _VERSION = 1
+_MOST = (1 << 63) - 1
+"""Numbers of collectives are signed where they are told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +134,7 @@ def _described(order: GlobalOrder, spread: CallSpread) -> Widest:
     columns, call = order.calls.columns, spread.call
     return Widest(
         iteration=order.iteration,
-        sequence=int(columns["sequence"][call]),
+        sequence=min(int(columns["sequence"][call]), _MOST),
         kind=EventKind(int(columns["kind"][call])).name.lower(),
         name=order.names[int(columns["name"][call])],
         first_rank=spread.first_rank,

@@ -12,15 +12,19 @@ from rankdump.contract.timeouts import HintLevel, TimeoutHint, TimeoutLimit
 from rankdumpd.coordinator.hints.steps import HALF, step_of
 from rankdumpd.coordinator.hints.wording import duration, percent
 
+_MAX_LINES = 8
+"""Of a job with thousands of groups only the nearest are said."""
+
 
 def warnings(hints: Iterable[TimeoutHint]) -> tuple[str, ...]:
-    """Return one line for each hint of a budget that is half used, or will be."""
+    """Return one line for each hint of a budget that is half used, or will be; nearest first."""
+    nearest = sorted(hints, key=lambda hint: (-step_of(hint.share), hint.job_id, hint.group))
     lines = (
         _line(hint, hint.limit)
-        for hint in hints
+        for hint in nearest
         if hint.level is not HintLevel.OK and hint.limit is not None
     )
-    return tuple(dict.fromkeys(lines))
+    return tuple(dict.fromkeys(lines))[:_MAX_LINES]
 
 
 def _line(hint: TimeoutHint, limit: TimeoutLimit) -> str:
