@@ -11,6 +11,7 @@ from grpc_health.v1 import health_pb2
 from rankdump.contract.errors import RankdumpError, UnavailableError
 from rankdump.contract.findings import Finding
 from rankdump.contract.status import OrderEntry, StatusView
+from rankdump.contract.timeouts import TimeoutHint
 from rankdump.wire import views
 from rankdump.wire.errors import error_of
 from rankdump.wire.v1 import agent_pb2, agent_pb2_grpc, coordinator_pb2, coordinator_pb2_grpc
@@ -63,6 +64,17 @@ def global_order(
         for page in stub.Order(request, timeout=timeout_s):
             entries = tuple(map(views.entry_from_wire, page.entries))
             yield entries, tuple(map(views.finding_from_wire, page.findings))
+
+
+def timeout_hints(
+    address: str, *, job_id: str = "", timeout_s: float = 10.0
+) -> tuple[TimeoutHint, ...]:
+    """Return how near the groups of a job, of all jobs without one, come to their timeouts."""
+    request = coordinator_pb2.HintsRequest(job_id=job_id)
+    with _channel(address, "coordinator") as channel:
+        stub = coordinator_pb2_grpc.CoordinatorServiceStub(channel)
+        response = stub.Hints(request, timeout=timeout_s)
+        return tuple(map(views.timeout_hint_from_wire, response.hints))
 
 
 def serving(address: str, *, timeout_s: float = 1.0) -> bool:

@@ -10,6 +10,7 @@ import click
 
 from rankdump.cli.config import config
 from rankdump.cli.find_source import find_source
+from rankdump.cli.hints import hints
 from rankdump.cli.ls import ls
 from rankdump.cli.order import order
 from rankdump.cli.run import run
@@ -32,7 +33,7 @@ def rankdump(context: click.Context) -> int:
     return BAD_USAGE
 
 
-for command in (run, status, ls, show, stats, find_source, order, config):
+for command in (run, status, ls, show, stats, find_source, order, hints, config):
     rankdump.add_command(command)
 
 

@@ -191,18 +191,3 @@ class OrderEntry:
     """Type of the elements."""
     peer: int = -1
     """Global rank at the other end of a send or receive."""
-
-
-@dataclass(frozen=True, slots=True)
-class ArrivalHint:
-    """The collective of a group whose members arrived furthest apart."""
-
-    job_id: str
-    group: str
-    kind: EventKind
-    iteration: int
-    sequence: int
-    spread_us: int
-    first_rank: int
-    last_rank: int
-    reason: str

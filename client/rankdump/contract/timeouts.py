@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields
 from enum import Enum
+from typing import Any
+
+from rankdump.contract.errors import DamagedError
 
 HINTS_FILE = "timeout_hints.json"
 """Under `.dump_metadata` in the root of the tree."""
@@ -87,6 +91,7 @@ class TimeoutHint:
     iteration: int
     sequence: int
     first_rank: int
+    """Who arrived first, and waited longest."""
     last_rank: int
     """Who arrived last, or has not arrived."""
     spread_us: int
@@ -112,3 +117,57 @@ class TimeoutHint:
         if self.limit is None or not self.limit.limit_us:
             return 0.0
         return self.spread_us / self.limit.limit_us
+
+
+def hints_to_text(hints: Iterable[TimeoutHint]) -> str:
+    """Return the contents of HINTS_FILE, the job written last at the end."""
+    return json.dumps({"version": 1, "hints": list(map(hint_to_json, hints))}, indent=1) + "\n"
+
+
+def hints_from_text(text: str) -> tuple[TimeoutHint, ...]:
+    """Read HINTS_FILE back; DamagedError says what is wrong with it."""
+    try:
+        whole = json.loads(text)
+        if whole["version"] != 1:
+            raise DamagedError(f"version {whole['version']!r} is not known")
+        return tuple(map(hint_from_json, whole["hints"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise DamagedError(f"no file of hints: {error!r}") from None
+
+
+def hint_to_json(hint: TimeoutHint) -> dict[str, Any]:
+    """Return a hint as files and `--json` say it, with its share of the budget."""
+    return asdict(hint) | {"level": hint.level.value, "share": round(hint.share, 4)}
+
+
+def hint_from_json(value: Any) -> TimeoutHint:
+    """Read a hint back; DamagedError says what is wrong with it."""
+    try:
+        names = {each.name for each in fields(TimeoutHint)}
+        rest = {name: value[name] for name in names}
+        rest["level"] = HintLevel(value["level"])
+        rest["settings"] = tuple(map(str, value["settings"]))
+        rest["limits"] = tuple(map(_limit_from_json, value["limits"]))
+        rest["limit"] = None if value["limit"] is None else _limit_from_json(value["limit"])
+        for name in _NUMBERS:
+            rest[name] = int(rest[name])
+        return TimeoutHint(**rest)
+    except (KeyError, TypeError, ValueError) as error:
+        raise DamagedError(f"not a hint: {error!r}") from None
+
+
+def _limit_from_json(value: Any) -> TimeoutLimit:
+    ranks = tuple(map(int, value["ranks"]))
+    return TimeoutLimit(str(value["name"]), int(value["limit_us"]), str(value["source"]), ranks)
+
+
+_NUMBERS = (
+    "iteration",
+    "sequence",
+    "first_rank",
+    "last_rank",
+    "spread_us",
+    "dump_us",
+    "projected_us",
+    "projected_iteration",
+)

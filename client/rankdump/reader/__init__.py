@@ -6,6 +6,7 @@ from rankdump.reader.balance import damaged, findings, status, status_of
 from rankdump.reader.dump import Dump
 from rankdump.reader.dump import open_dump as open  # noqa: A004
 from rankdump.reader.entry import Entry, Table, Tree
+from rankdump.reader.hints import read_hints
 from rankdump.reader.ir import Frame, IrOperator
 from rankdump.reader.load import Facts, facts, facts_of, load, load_file
 from rankdump.reader.order import PublishedOrder, read_order
@@ -46,6 +47,7 @@ __all__ = [
     "named",
     "open",
     "ranges",
+    "read_hints",
     "read_order",
     "selected",
     "statistics",

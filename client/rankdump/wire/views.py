@@ -7,7 +7,6 @@ from rankdump.contract.events import EventKind
 from rankdump.contract.findings import Finding, FindingKind
 from rankdump.contract.status import (
     AgentStatus,
-    ArrivalHint,
     ClockEstimate,
     IterationStatus,
     Load,
@@ -179,14 +178,3 @@ def entry_from_wire(message: coordinator_pb2.OrderEntry) -> OrderEntry:
     lists = ("ranks", "missing", "rank_positions", "streams")
     rest |= {name: tuple(rest[name]) for name in lists}
     return OrderEntry(kind=_kind(message.kind), **rest)
-
-
-def hint_to_wire(hint: ArrivalHint) -> coordinator_pb2.ArrivalHint:
-    """Return the message of one hint."""
-    rest = common(hint, ArrivalHint, "kind")
-    return coordinator_pb2.ArrivalHint(kind=_KIND_NUMBERS[hint.kind], **rest)
-
-
-def hint_from_wire(message: coordinator_pb2.ArrivalHint) -> ArrivalHint:
-    """Read one hint."""
-    return ArrivalHint(kind=_kind(message.kind), **common(message, ArrivalHint, "kind"))

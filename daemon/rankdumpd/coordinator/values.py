@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from rankdump.contract.events import OPEN, Column, EventColumns, EventKind, ProcessGroup
 from rankdump.contract.findings import Finding
 from rankdump.contract.status import (
-    ArrivalHint,
     IterationStatus,
     Load,
     OrderEntry,
     RankEvents,
     SessionStatus,
 )
+from rankdump.contract.timeouts import TimeoutHint, Timeouts
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +64,19 @@ class JobView:
     roots: tuple[str, ...]
     sessions: tuple[SessionStatus, ...]
     iterations: tuple[IterationStatus, ...]
-    hints: tuple[ArrivalHint, ...]
+    hints: tuple[TimeoutHint, ...]
     findings: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class JobFacts:
+    """What the hints of a job need to know of its ranks."""
+
+    job_id: str
+    timeouts: Mapping[int, Timeouts] = field(default_factory=dict[int, Timeouts])
+    """What each rank read of its limits."""
+    sessions: Mapping[int, SessionStatus] = field(default_factory=dict[int, SessionStatus])
+    """The newest of each rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +114,7 @@ class Calls:
     bounds: Column
     members: dict[str, Column]
     """rank, start_us, end_us, position, end_position (OPEN for those that wait), stream,
-    stall_us."""
+    stall_us, peer."""
     missing: Mapping[int, tuple[int, ...]]
     """Members that should have taken part and did not, by call; calls without any are absent."""
 

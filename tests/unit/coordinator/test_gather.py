@@ -6,7 +6,6 @@ import pytest
 
 from rankdump.contract.events import Event, EventColumns, EventKind, ProcessGroup
 from rankdump.contract.status import (
-    ArrivalHint,
     IterationStatus,
     Load,
     RankEvents,
@@ -234,10 +233,7 @@ def test_the_fleet_adds_up_loads_and_keeps_the_newest_state(gather, agent) -> No
 
 def test_findings_are_bounded_and_the_rest_is_counted(gather, agent) -> None:
     """A job that finds without end does not fill the memory, and says how many more."""
-    hint = ArrivalHint("j", "world", EventKind.BARRIER, 0, 0, 5, 0, 1, "why")
-    gather.settle("j", findings=["x"] * (MAX_FINDINGS + 5), hints={WORLD: hint})
+    gather.settle("j", findings=["x"] * (MAX_FINDINGS + 5))
     job = gather.fleet().jobs["j"]
     assert len(job.findings) == MAX_FINDINGS + 1
     assert job.findings[-1].startswith("5 more findings")
-    assert job.hints == (hint,)
-    assert gather.hints("j") == {WORLD: hint}

@@ -7,10 +7,10 @@ but readiness, and the clock is an argument.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from rankdump.contract.events import ProcessGroup
-from rankdump.contract.status import ArrivalHint, Load
+from rankdump.contract.status import Load
+from rankdump.contract.timeouts import TimeoutHint
 from rankdumpd.coordinator.gather.job import Job
 from rankdumpd.coordinator.gather.reading import report_from_wire
 from rankdumpd.coordinator.values import Fleet, IterationView, JobView, Report
@@ -68,18 +68,14 @@ class Gather:
             return [] if job is None else [job.view(iteration) for iteration in sorted(job.pending)]
 
     def settle(
-        self, job_id: str, *, findings: Sequence[str], hints: Mapping[ProcessGroup, ArrivalHint]
+        self, job_id: str, *, findings: Sequence[str], hints: Sequence[TimeoutHint] | None = None
     ) -> None:
         """Keep what a handed-out iteration came to; hints replace those kept before."""
         with self._lock:
             job = self._jobs[job_id]
-            job.hints = dict(hints)
+            if hints is not None:
+                job.hints = tuple(hints)
             job.add_findings(findings)
-
-    def hints(self, job_id: str) -> Mapping[ProcessGroup, ArrivalHint]:
-        """Return the hints kept of a job."""
-        with self._lock:
-            return dict(self._jobs[job_id].hints)
 
     @property
     def backlog(self) -> int:
@@ -104,7 +100,7 @@ def _job_view(job: Job) -> JobView:
         roots=tuple(job.roots),
         sessions=tuple(job.sessions.values()),
         iterations=tuple(job.balances.values()),
-        hints=tuple(job.hints.values()),
+        hints=job.hints,
         findings=job.all_findings(),
     )
 

@@ -9,7 +9,8 @@ from itertools import islice
 import numpy as np
 
 from rankdump.contract.events import EventColumns, ProcessGroup
-from rankdump.contract.status import ArrivalHint, IterationStatus, SessionState, SessionStatus
+from rankdump.contract.status import IterationStatus, SessionState, SessionStatus
+from rankdump.contract.timeouts import TimeoutHint
 from rankdumpd.coordinator.values import IterationView
 
 MAX_FINDINGS = 1000
@@ -35,7 +36,7 @@ class Job:
         self.sessions: dict[str, SessionStatus] = {}
         self.balances: dict[tuple[str, int], IterationStatus] = {}
         self.pending: dict[int, Pending] = {}
-        self.hints: dict[ProcessGroup, ArrivalHint] = {}
+        self.hints: tuple[TimeoutHint, ...] = ()
         self._world_size = 0
         self._session_of_rank: dict[int, str] = {}
         self._groups: dict[int, dict[str, ProcessGroup]] = {}

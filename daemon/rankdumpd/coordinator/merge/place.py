@@ -118,4 +118,13 @@ def ordered_calls(
 
 
 _FIRST = ("graph", "name", "kind", "group", "sequence", "element_count", "dtype", "peer")
-_MEMBER = ("rank", "start_us", "end_us", "position", "end_position", "stream", "stall_us")
+_MEMBER = (
+    "rank",
+    "start_us",
+    "end_us",
+    "position",
+    "end_position",
+    "stream",
+    "stall_us",
+    "peer",
+)

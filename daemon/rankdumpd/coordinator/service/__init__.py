@@ -13,11 +13,11 @@ from rankdump.contract.status import OrderEntry
 from rankdump.wire.v1 import coordinator_pb2
 from rankdump.wire.v1.coordinator_pb2_grpc import add_CoordinatorServiceServicer_to_server
 from rankdumpd.coordinator.gather import Gather
-from rankdumpd.coordinator.hints import arrival_hints, widest
+from rankdumpd.coordinator.hints import HintState, hints_of, observed
 from rankdumpd.coordinator.merge import merge
 from rankdumpd.coordinator.publish import Publisher, published
 from rankdumpd.coordinator.service.servicer import CoordinatorServicer
-from rankdumpd.coordinator.values import Book, Fleet, GlobalOrder, IterationView, Report
+from rankdumpd.coordinator.values import Book, Fleet, GlobalOrder, IterationView, JobFacts, Report
 
 _LOG = logging.getLogger(__name__)
 _TICK_S = 0.2
@@ -34,6 +34,7 @@ class Coordinator:
         # Held from taking an iteration out of the gathered ones until it is in the file.
         self._publishing = threading.Lock()
         self._unpublished = 0
+        self._hint_states: dict[str, HintState] = {}
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -107,8 +108,7 @@ class Coordinator:
                 _LOG.exception("job %s, iteration %d", view.job_id, view.iteration)
                 self._unpublished += 1
                 lost = f"iteration {view.iteration}: its events are lost: {error!r}"
-                kept = self._gather.hints(view.job_id)
-                self._gather.settle(view.job_id, findings=(lost,), hints=kept)
+                self._gather.settle(view.job_id, findings=(lost,))
             return True
 
     def _publish(self, view: IterationView, order: GlobalOrder) -> None:
@@ -122,8 +122,11 @@ class Coordinator:
         else:
             self._unpublished += 1
             findings.append(problem)
-        hints = widest(self._gather.hints(job_id), arrival_hints(order, job_id=job_id))
-        self._gather.settle(job_id, findings=findings, hints=hints)
+        state = observed(self._hint_states.get(job_id, HintState()), order)
+        self._hint_states[job_id] = state
+        sessions = self._gather.fleet().jobs[job_id].sessions
+        facts = JobFacts(job_id, sessions={session.rank: session for session in sessions})
+        self._gather.settle(job_id, findings=findings, hints=hints_of(state, facts))
 
 
 def _merged(view: IterationView) -> GlobalOrder:

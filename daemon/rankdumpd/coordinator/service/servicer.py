@@ -15,7 +15,7 @@ from rankdump.wire.errors import code_of
 from rankdump.wire.v1 import coordinator_pb2 as pb
 from rankdump.wire.v1 import status_pb2
 from rankdump.wire.v1.coordinator_pb2_grpc import CoordinatorServiceServicer
-from rankdump.wire.views import entry_to_wire, hint_to_wire, view_to_wire
+from rankdump.wire.views import entry_to_wire, timeout_hint_to_wire, view_to_wire
 from rankdumpd.coordinator.gather import report_from_wire
 from rankdumpd.coordinator.values import Fleet, JobView, Report
 
@@ -93,7 +93,7 @@ class CoordinatorServicer(CoordinatorServiceServicer):
         with _mapped(context):
             jobs = _chosen(self._desk.fleet(), request.job_id)
             return pb.HintsResponse(
-                hints=[hint_to_wire(hint) for job in jobs for hint in job.hints]
+                hints=[timeout_hint_to_wire(hint) for job in jobs for hint in job.hints]
             )
 
 

@@ -1,0 +1,97 @@
+"""`rankdump hints`: how near each process group comes to its timeout, and what to set."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from rankdump import reader
+from rankdump.cli.ask import timeout_hints
+from rankdump.cli.options import TREE
+from rankdump.cli.screen import say, show_table, table_width
+from rankdump.cli.table import Column, numbers, table
+from rankdump.contract.timeouts import HintLevel, TimeoutHint, hint_to_json
+
+_COLUMNS = (
+    Column("group", flexible=True),
+    Column("backend"),
+    *numbers("limit"),
+    Column("set by"),
+    Column("read from", flexible=True),
+    *numbers("widest", "by dump", "share", "expected"),
+)
+
+
+@click.command()
+@click.argument("tree", type=TREE, required=False)
+@click.option("--job", "job_id", metavar="ID", help="Only this job.")
+@click.option("--agent", metavar="ADDRESS", help="Daemon to ask; default: RANKDUMP_COORDINATOR.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+def hints(tree: Path | None, job_id: str | None, agent: str | None, as_json: bool) -> int:
+    """Show how near each process group comes to its timeout.
+
+    With a TREE from its file, without one from the coordinator. The code is 1 when half of a
+    budget is used, or will be.
+    """
+    if tree and agent:
+        raise click.UsageError("TREE and --agent do not go together")
+    found = _read(tree, agent, job_id or "")
+    if as_json:
+        click.echo(json.dumps({"hints": list(map(hint_to_json, found))}, indent=1))
+    else:
+        _show(found)
+    return 1 if any(hint.level is not HintLevel.OK for hint in found) else 0
+
+
+def _read(tree: Path | None, agent: str | None, job_id: str) -> tuple[TimeoutHint, ...]:
+    if tree is not None:
+        return reader.read_hints(tree, job_id)
+    address = agent or os.environ.get("RANKDUMP_COORDINATOR") or "127.0.0.1:7421"
+    return timeout_hints(address, job_id=job_id)
+
+
+def _show(found: Sequence[TimeoutHint]) -> None:
+    jobs = list(dict.fromkeys(hint.job_id for hint in found))
+    for job_id in jobs:
+        own = [hint for hint in found if hint.job_id == job_id]
+        if len(jobs) > 1:
+            say([f"job {job_id}"])
+        show_table(hint_lines(own, width=table_width()))
+        say(["", *_sentences(own)])
+    if not found:
+        say(["no group of several ranks has been seen"])
+
+
+def hint_lines(found: Sequence[TimeoutHint], *, width: int) -> list[str]:
+    """Return the hints as a table."""
+    return table(_COLUMNS, list(map(_cells, found)), width=width)
+
+
+def _cells(hint: TimeoutHint) -> list[str]:
+    group = f"{hint.group} (waits)" if hint.waiting else hint.group
+    limit = set_by = read_from = "-"
+    if hint.limit is not None:
+        limit, read_from = _time(hint.limit.limit_us), hint.limit.source
+        set_by = hint.limit.name.removeprefix("timeout of ")
+    share = f"{hint.share:.0%}" if hint.limit else "-"
+    times = (hint.spread_us, hint.dump_us, hint.projected_us)
+    widest, dumped, expected = map(_time, times)
+    return [group, hint.backend or "-", limit, set_by, read_from, widest, dumped, share, expected]
+
+
+def _sentences(found: Sequence[TimeoutHint]) -> list[str]:
+    sentences: list[str] = []
+    for hint in found:
+        sentences.append(f"{hint.level.value}: {hint.reason}")
+        sentences += [f"  {line}" for line in hint.settings]
+    return sentences
+
+
+def _time(us: int) -> str:
+    if us < 1_000_000:
+        return f"{us / 1000:.3g} ms"
+    return f"{us / 1e6:,.0f} s" if us >= 100_000_000 else f"{us / 1e6:.1f} s"

@@ -1,0 +1,170 @@
+"""How far apart the members of each call arrived, and how much of that dumping caused. Pure.
+
+The job is taken as a max-plus system: a rank goes on from a call when the last member has arrived.
+Beside the arrivals as they were runs the job as it would have been without dumping: there a rank
+arrives earlier by its delay, the sum of its own stalls and of the waits they caused, and leaves a
+call when the last member would have arrived.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import groupby
+
+import numpy as np
+
+from rankdump.contract.events import OPEN, EventKind
+from rankdumpd.coordinator.values import GlobalOrder
+
+
+@dataclass(frozen=True, slots=True)
+class CallSpread:
+    """One call: who waited for whom, how long, and dumping's part of it."""
+
+    call: int
+    first_rank: int
+    last_rank: int
+    spread_us: int
+    dump_us: int
+    arrived: bool = True
+    """Whether the last one came at all."""
+
+
+@dataclass(slots=True)
+class Program:
+    """One rank: how far the walk is in it, and the delay that dumping has caused so far."""
+
+    stall_us: int = 0
+    """That of the call it started last."""
+    delay_us: int = 0
+    now_us: int = 0
+    """When it was last seen: it started a call, or went on from one."""
+    rows: Iterator[int] = field(default_factory=lambda: iter(()))
+    """Its calls to come as rows of the members, in the order it started them."""
+    completions: list[tuple[int, int, int]] = field(default_factory=list[tuple[int, int, int]])
+    """Calls it has still to go on from: its position then, when the last member arrived, and when
+    that would have been."""
+
+    def start(self, start_us: int, stall_us: int) -> int:
+        """Start a call; return when that would have been without dumping."""
+        if stall_us < self.stall_us:
+            # A new session counts anew.
+            self.stall_us = self.delay_us = 0
+        self.delay_us += stall_us - self.stall_us
+        self.stall_us = stall_us
+        self.now_us = start_us
+        return start_us - self.delay_us
+
+    def go_on(self, position: int) -> None:
+        """Go on from all calls that were complete before that position."""
+        waits = self.completions
+        waits.sort(reverse=True)
+        while waits and waits[-1][0] < position:
+            _, complete_us, undumped_us = waits.pop()
+            now_us = max(self.now_us, complete_us)
+            self.delay_us = now_us - max(self.now_us - self.delay_us, undumped_us)
+            self.now_us = now_us
+
+
+def call_spreads(order: GlobalOrder, programs: dict[int, Program]) -> Iterator[CallSpread]:
+    """Yield the spread of every call in its order, and carry on the programs of the ranks.
+
+    Of messages only the receiver waits: a receive has the spread to its send, a send none. Where
+    a member is missing, what the others are known to have waited for it counts.
+    """
+    walk = _Walk(order, programs)
+    for call in range(len(order.calls)):
+        yield walk.step(call)
+    for program in programs.values():
+        program.go_on(OPEN)
+
+
+class _Walk:
+    """The state of one pass over the calls of an iteration."""
+
+    def __init__(self, order: GlobalOrder, programs: dict[int, Program]) -> None:
+        calls = order.calls
+        self._calls = calls
+        self._bounds: list[int] = calls.bounds.tolist()
+        self._kinds: list[int] = calls.columns["kind"].tolist()
+        self._groups: list[int] = calls.columns["group"].tolist()
+        self._sequences: list[int] = calls.columns["sequence"].tolist()
+        members = calls.members
+        self._ranks: list[int] = members["rank"].tolist()
+        self._starts: list[int] = members["start_us"].tolist()
+        self._positions: list[int] = members["position"].tolist()
+        self._ends: list[int] = members["end_position"].tolist()
+        self._stalls: list[int] = members["stall_us"].tolist()
+        self._peers: list[int] = members["peer"].tolist()
+        self._undumped: list[int | None] = [None] * len(self._ranks)
+        """When each member would have arrived."""
+        self._sent: dict[tuple[int, int, int, int], tuple[int, int]] = {}
+        self._programs = programs
+        by_program = np.lexsort((members["position"], members["rank"])).tolist()
+        for rank, rows in groupby(by_program, key=self._ranks.__getitem__):
+            programs.setdefault(rank, Program()).rows = iter(list(rows))
+
+    def step(self, call: int) -> CallSpread:
+        """Let the members of a call arrive, and go on from it."""
+        low, high = self._bounds[call], self._bounds[call + 1]
+        undumped = [self._arrive(row) for row in range(low, high)]
+        kind = self._kinds[call]
+        if kind == int(EventKind.SEND):
+            return self._send(call, low, undumped[0])
+        if kind == int(EventKind.RECV):
+            return self._receive(call, low, undumped[0])
+        starts = self._starts[low:high]
+        first, last = min(starts), max(starts)
+        undumped_last = max(undumped)
+        for row in range(low, high):
+            self._complete(row, last, undumped_last)
+        first_rank = self._ranks[low + starts.index(first)]
+        missing = self._calls.missing.get(call)
+        if missing:
+            waited = int(self._calls.columns["end_us"][call]) - first
+            return CallSpread(call, first_rank, missing[0], max(0, waited), 0, arrived=False)
+        spread = last - first
+        last_rank = self._ranks[low + starts.index(last)]
+        dumped = spread - (undumped_last - min(undumped))
+        return CallSpread(call, first_rank, last_rank, spread, min(max(0, dumped), spread))
+
+    def _send(self, call: int, row: int, undumped: int) -> CallSpread:
+        rank, peer = self._ranks[row], self._peers[row]
+        key = (self._groups[call], rank, peer, self._sequences[call])
+        self._sent[key] = (self._starts[row], undumped)
+        return CallSpread(call, rank, rank, 0, 0)
+
+    def _receive(self, call: int, row: int, undumped: int) -> CallSpread:
+        rank, peer = self._ranks[row], self._peers[row]
+        arrival = self._starts[row]
+        key = (self._groups[call], peer, rank, self._sequences[call])
+        if key not in self._sent:
+            return CallSpread(call, rank, rank, 0, 0)
+        sent, undumped_sent = self._sent[key]
+        self._complete(row, max(arrival, sent), max(undumped, undumped_sent))
+        spread = max(0, sent - arrival)
+        dumped = spread - max(0, undumped_sent - undumped)
+        return CallSpread(call, rank, peer, spread, min(max(0, dumped), spread))
+
+    def _arrive(self, wanted: int) -> int:
+        """Return when a member would have arrived; earlier calls of its rank come first."""
+        found = self._undumped[wanted]
+        if found is not None:
+            return found
+        program = self._programs[self._ranks[wanted]]
+        for row in program.rows:
+            if program.completions:
+                program.go_on(self._positions[row])
+            found = self._undumped[row] = program.start(self._starts[row], self._stalls[row])
+            if row == wanted:
+                return found
+        raise AssertionError("a member is not in its own program")
+
+    def _complete(self, row: int, complete_us: int, undumped_us: int) -> None:
+        end, program = self._ends[row], self._programs[self._ranks[row]]
+        if end == self._positions[row] and not program.completions:
+            # It blocked: the rank left it together with the others.
+            program.now_us, program.delay_us = complete_us, complete_us - undumped_us
+        elif end < OPEN:
+            program.completions.append((end, complete_us, undumped_us))

@@ -1,0 +1,95 @@
+"""The file of hints in a tree: whole or not at all, every job its own part."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rankdump.contract.errors import DamagedError
+from rankdump.contract.timeouts import (
+    HINTS_FILE,
+    HintLevel,
+    TimeoutHint,
+    TimeoutLimit,
+    hints_from_text,
+    hints_to_text,
+)
+from rankdump.reader import read_hints
+from rankdumpd.coordinator.hint_file import write_hints
+
+LIMIT = TimeoutLimit("timeout of init_process_group", 20_000_000, "process group", (0, 1))
+HINT = TimeoutHint(
+    job_id="j", group="w", backend="gloo", level=HintLevel.WARNING, waiting=False,
+    kind="all_reduce", name="AllReduce", iteration=3, sequence=7, first_rank=0, last_rank=1,
+    spread_us=12_000_000, dump_us=11_000_000, limit=LIMIT, limits=(LIMIT,),
+    projected_us=12_000_000, projected_iteration=-1,
+    settings=("init_process_group(..., timeout=timedelta(seconds=28))",), reason="rank 1 came late",
+)  # fmt: skip
+
+
+def file_of(root: Path) -> Path:
+    return root / ".dump_metadata" / HINTS_FILE
+
+
+def test_it_is_read_as_it_was_written(tmp_path: Path):
+    other = replace(HINT, group="p", limit=None, limits=())
+    assert write_hints(str(tmp_path), "j", [HINT, other]) == ""
+    assert read_hints(tmp_path) == (HINT, other)
+    (first, _) = json.loads(file_of(tmp_path).read_text())["hints"]
+    assert (first["share"], first["level"]) == (0.6, "warning")
+    assert [path.name for path in file_of(tmp_path).parent.iterdir()] == [HINTS_FILE]
+
+
+def test_jobs_share_the_file_and_the_last_one_is_read(tmp_path: Path):
+    for job in ("a", "b", "a"):
+        assert write_hints(str(tmp_path), job, [replace(HINT, job_id=job)]) == ""
+    assert [hint.job_id for hint in read_hints(tmp_path)] == ["a"]
+    assert [hint.job_id for hint in read_hints(tmp_path, "b")] == ["b"]
+    with pytest.raises(DamagedError, match="no hints of job 'c'; known: b, a"):
+        read_hints(tmp_path, "c")
+    for number in range(40):
+        write_hints(str(tmp_path), f"n{number}", [replace(HINT, job_id=f"n{number}")])
+    assert len(hints_from_text(file_of(tmp_path).read_text())) == 16
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"version": 7, "hints": []}', "\udcff"])
+def test_a_damaged_file_is_said_and_written_anew(tmp_path: Path, text: str):
+    file_of(tmp_path).parent.mkdir()
+    file_of(tmp_path).write_text(text, errors="surrogateescape")
+    with pytest.raises(DamagedError, match=HINTS_FILE):
+        read_hints(tmp_path)
+    assert write_hints(str(tmp_path), "j", [HINT]) == ""
+    assert read_hints(tmp_path) == (HINT,)
+
+
+@pytest.mark.parametrize("field", ["level", "limit", "spread_us", "settings", "job_id"])
+def test_a_hint_that_lacks_something_is_damaged(field: str):
+    whole = json.loads(hints_to_text([HINT]))
+    del whole["hints"][0][field]
+    with pytest.raises(DamagedError, match="not a hint"):
+        hints_from_text(json.dumps(whole))
+
+
+def test_what_cannot_be_written_is_one_line(tmp_path: Path):
+    assert "no report has named the tree of job 'j'" in write_hints("", "j", [])
+    (tmp_path / ".dump_metadata").symlink_to(tmp_path)
+    assert "is a symbolic link" in write_hints(str(tmp_path), "j", [HINT])
+    (tmp_path / "file").touch()
+    assert write_hints(str(tmp_path / "file"), "j", [HINT]).startswith("hints could not be written")
+
+
+def test_a_link_in_place_of_the_file_is_replaced_not_followed(tmp_path: Path):
+    file_of(tmp_path).parent.mkdir()
+    (tmp_path / "victim").write_text("mine")
+    file_of(tmp_path).symlink_to(tmp_path / "victim")
+    assert write_hints(str(tmp_path), "j", [HINT]) == ""
+    assert (tmp_path / "victim").read_text() == "mine"
+    assert read_hints(tmp_path) == (HINT,)
+
+
+def test_nothing_written_is_said(tmp_path: Path):
+    with pytest.raises(DamagedError, match="no hints have been written"):
+        read_hints(tmp_path)
