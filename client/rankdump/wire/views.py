@@ -7,7 +7,6 @@ from rankdump.contract.events import EventKind
 from rankdump.contract.findings import Finding, FindingKind
 from rankdump.contract.status import (
     AgentStatus,
-    ArrivalHint,
     ClockEstimate,
     IterationStatus,
     Load,
@@ -178,14 +177,3 @@ def entry_from_wire(message: coordinator_pb2.OrderEntry) -> OrderEntry:
     rest = common(message, OrderEntry, "kind", "ranks", "missing")
     lists = {"ranks": tuple(message.ranks), "missing": tuple(message.missing)}
     return OrderEntry(kind=_kind(message.kind), **lists, **rest)
-
-
-def hint_to_wire(hint: ArrivalHint) -> coordinator_pb2.ArrivalHint:
-    """Return the message of one hint."""
-    rest = common(hint, ArrivalHint, "kind")
-    return coordinator_pb2.ArrivalHint(kind=_KIND_NUMBERS[hint.kind], **rest)
-
-
-def hint_from_wire(message: coordinator_pb2.ArrivalHint) -> ArrivalHint:
-    """Read one hint."""
-    return ArrivalHint(kind=_kind(message.kind), **common(message, ArrivalHint, "kind"))

@@ -6,29 +6,89 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from rankdump.contract.events import Column, EventColumns, EventKind, ProcessGroup
+from rankdump.contract.findings import Finding
 from rankdump.contract.status import (
-    ArrivalHint,
+    AgentStatus,
+    ClockEstimate,
     IterationStatus,
     Load,
+    MergeStatus,
     OrderEntry,
     RankEvents,
     SessionStatus,
 )
+from rankdump.contract.timeouts import TimeoutHint, Timeouts
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What an agent says at once, checked."""
+    """What an agent says at once, checked; its times are already those of the coordinator."""
 
     agent_id: str
     sequence: int
-    """Rises by one per report of an agent; repeating one changes nothing."""
+    """Number of its last item; 0 when it has none."""
     sessions: tuple[SessionStatus, ...] = ()
     iterations: tuple[IterationStatus, ...] = ()
     events: tuple[tuple[RankEvents, EventColumns], ...] = ()
-    load: Load = field(default_factory=Load)
+    timeouts: tuple[tuple[str, int, Timeouts], ...] = ()
+    """Job and rank, and what it knows of its limits."""
     roots: Mapping[str, str] = field(default_factory=dict[str, str])
     """Tree of each job named above."""
+    host: str = ""
+    clock: ClockEstimate = field(default_factory=ClockEstimate)
+    load: Load = field(default_factory=Load)
+    held_events: int = 0
+    lost_events: int = 0
+
+    @property
+    def items(self) -> int:
+        """How many numbered items it has."""
+        return sum(map(len, (self.sessions, self.timeouts, self.events, self.iterations)))
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What an agent hears of a report."""
+
+    acknowledged: int
+    """Every item up to here survives this process."""
+    received: int
+    warnings: tuple[tuple[str, str], ...] = ()
+    """Jobs of the agent, and what their ranks should say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Book:
+    """How far the files of a job are: what lies beyond was never published."""
+
+    root: str
+    sizes: Mapping[str, int]
+    """Bytes of each file, by its name."""
+    position: int
+    """That the next entry gets."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What an iteration came to that was handed out to be published."""
+
+    book: Book | None
+    """Of its job, now."""
+    written: bool
+    """Its order is in the tree."""
+    findings: tuple[Finding, ...]
+    hint_state: str
+    """JSON text."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobFacts:
+    """What hints need to know of a job besides its order."""
+
+    job_id: str
+    timeouts: Mapping[int, Timeouts]
+    sessions: Mapping[int, SessionStatus]
+    """The newest of each rank."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,18 +123,24 @@ class JobView:
     roots: tuple[str, ...]
     sessions: tuple[SessionStatus, ...]
     iterations: tuple[IterationStatus, ...]
-    hints: tuple[ArrivalHint, ...]
-    findings: tuple[str, ...]
+    """The newest balances."""
+    older_iterations: int
+    """Balances that are not among them."""
+    merge: MergeStatus
+    hints: tuple[TimeoutHint, ...]
+    findings: tuple[Finding, ...]
+    more_findings: int
+    """Those there was no room for; they stand in the job's file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """Every job as gathered so far, and the load of the agents."""
+    """Every job as gathered so far, and the agents."""
 
     jobs: Mapping[str, JobView]
     latest: str
     """The job that reported last; empty before the first report."""
-    load: Load
+    agents: tuple[AgentStatus, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,7 +174,7 @@ class GlobalOrder:
     """One element per line: call (-1 for an operator), graph, name, rank, start_us, end_us,
     stream, position (in the rank's program; of a call its first member's)."""
     calls: Calls
-    findings: tuple[str, ...]
+    findings: tuple[Finding, ...]
 
     def __len__(self) -> int:
         return len(self.columns["call"])

@@ -13,7 +13,6 @@ from rankdump.contract.errors import ProtocolError
 from rankdump.contract.events import EventKind
 from rankdump.contract.key import Side
 from rankdump.contract.status import (
-    ArrivalHint,
     IterationStatus,
     Load,
     OrderEntry,
@@ -21,6 +20,7 @@ from rankdump.contract.status import (
     SessionStatus,
     StatusView,
 )
+from rankdump.contract.timeouts import HintLevel, TimeoutHint, TimeoutLimit
 from rankdump.wire import views
 from rankdump.wire.v1 import agent_pb2, coordinator_pb2, events_pb2, status_pb2
 
@@ -67,16 +67,33 @@ entries = st.builds(
     end_us=sint64,
     missing=st.lists(uint32, max_size=3).map(tuple),
 )
+limits = st.builds(
+    TimeoutLimit,
+    name=texts,
+    limit_us=uint64,
+    source=texts,
+    ranks=st.lists(uint32, max_size=3).map(tuple),
+)
 hints = st.builds(
-    ArrivalHint,
+    TimeoutHint,
     job_id=texts,
     group=texts,
-    kind=st.sampled_from(EventKind),
+    backend=texts,
+    level=st.sampled_from(HintLevel),
+    waiting=st.booleans(),
+    kind=texts,
+    name=texts,
     iteration=uint64,
-    sequence=uint64,
-    spread_us=uint64,
+    sequence=sint64,
     first_rank=uint32,
     last_rank=uint32,
+    spread_us=uint64,
+    dump_us=uint64,
+    limit=st.none() | limits,
+    limits=st.lists(limits, max_size=2).map(tuple),
+    projected_us=uint64,
+    projected_iteration=sint64,
+    settings=st.lists(texts, max_size=2).map(tuple),
     reason=texts,
 )
 status_views = st.builds(
@@ -104,10 +121,16 @@ def test_entry(entry: OrderEntry):
 
 
 @given(hint=hints)
-def test_hint(hint: ArrivalHint):
+def test_hint(hint: TimeoutHint):
     """A hint comes back as it was."""
-    message = sent(views.hint_to_wire(hint), coordinator_pb2.ArrivalHint)
-    assert views.hint_from_wire(message) == hint
+    message = sent(views.timeout_hint_to_wire(hint), status_pb2.TimeoutHint)
+    assert views.timeout_hint_from_wire(message) == hint
+
+
+def test_a_hint_of_an_unknown_level_is_refused():
+    """Levels are words on the wire."""
+    with pytest.raises(ProtocolError, match="unknown level 'red'"):
+        views.timeout_hint_from_wire(status_pb2.TimeoutHint(level="red"))
 
 
 @pytest.mark.parametrize("number", [0, 99, -1])
@@ -117,8 +140,6 @@ def test_unknown_enumerators(number: Any):
         views.session_from_wire(status_pb2.SessionStatus(state=number))
     with pytest.raises(ProtocolError, match="unknown kind"):
         views.entry_from_wire(coordinator_pb2.OrderEntry(kind=number))
-    with pytest.raises(ProtocolError, match="unknown kind"):
-        views.hint_from_wire(coordinator_pb2.ArrivalHint(kind=number))
 
 
 def test_enumerators_agree():

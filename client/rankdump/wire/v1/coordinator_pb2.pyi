@@ -427,53 +427,14 @@ class HintsResponse(google.protobuf.message.Message):
 
     HINTS_FIELD_NUMBER: builtins.int
     @property
-    def hints(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ArrivalHint]: ...
+    def hints(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[rankdump.wire.v1.status_pb2.TimeoutHint]:
+        """The widest spread of each group, then what its members wait for now."""
+
     def __init__(
         self,
         *,
-        hints: collections.abc.Iterable[global___ArrivalHint] | None = ...,
+        hints: collections.abc.Iterable[rankdump.wire.v1.status_pb2.TimeoutHint] | None = ...,
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["hints", b"hints"]) -> None: ...
 
 global___HintsResponse = HintsResponse
-
-@typing.final
-class ArrivalHint(google.protobuf.message.Message):
-    """The collective of a group whose members arrived furthest apart."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    JOB_ID_FIELD_NUMBER: builtins.int
-    GROUP_FIELD_NUMBER: builtins.int
-    KIND_FIELD_NUMBER: builtins.int
-    ITERATION_FIELD_NUMBER: builtins.int
-    SEQUENCE_FIELD_NUMBER: builtins.int
-    SPREAD_US_FIELD_NUMBER: builtins.int
-    FIRST_RANK_FIELD_NUMBER: builtins.int
-    LAST_RANK_FIELD_NUMBER: builtins.int
-    REASON_FIELD_NUMBER: builtins.int
-    job_id: builtins.str
-    group: builtins.str
-    kind: rankdump.wire.v1.events_pb2.EventKind.ValueType
-    iteration: builtins.int
-    sequence: builtins.int
-    spread_us: builtins.int
-    first_rank: builtins.int
-    last_rank: builtins.int
-    reason: builtins.str
-    def __init__(
-        self,
-        *,
-        job_id: builtins.str = ...,
-        group: builtins.str = ...,
-        kind: rankdump.wire.v1.events_pb2.EventKind.ValueType = ...,
-        iteration: builtins.int = ...,
-        sequence: builtins.int = ...,
-        spread_us: builtins.int = ...,
-        first_rank: builtins.int = ...,
-        last_rank: builtins.int = ...,
-        reason: builtins.str = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["first_rank", b"first_rank", "group", b"group", "iteration", b"iteration", "job_id", b"job_id", "kind", b"kind", "last_rank", b"last_rank", "reason", b"reason", "sequence", b"sequence", "spread_us", b"spread_us"]) -> None: ...
-
-global___ArrivalHint = ArrivalHint
