@@ -13,13 +13,13 @@ from pathlib import Path
 
 import grpc
 import pytest
+from suites.reporting_agent import PATIENCE_S, Job, ReportingAgent
 
 from rankdump.contract.order import ORDER_FOLDER
 from rankdump.contract.status import SessionState, StatusView
 from rankdump.wire.v1 import coordinator_pb2 as pb
 from rankdump.wire.v1.coordinator_pb2_grpc import CoordinatorServiceStub
 from rankdump.wire.views import entry_from_wire, view_from_wire
-from suites.reporting_agent import PATIENCE_S, Job, ReportingAgent
 
 AGENTS = 4
 RANKS = 2

@@ -101,9 +101,7 @@ class ReportingAgent:
         self._log(iterations=[iteration_to_wire(status)])
 
     def timeouts(self, job: Job, rank: int, timeouts: Timeouts) -> None:
-        message = pb.RankTimeouts(
-            job_id=job.job_id, rank=rank, timeouts=timeouts_to_wire(timeouts)
-        )
+        message = pb.RankTimeouts(job_id=job.job_id, rank=rank, timeouts=timeouts_to_wire(timeouts))
         self._log(timeouts=[message])
 
     def iteration(self, job: Job, rank: int, iteration: int) -> None:

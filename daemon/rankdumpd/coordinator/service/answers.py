@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rankdump.contract.errors import RefusedError
 from rankdump.contract.findings import Finding
@@ -15,6 +15,7 @@ _PAGE_ENTRIES = 1000
 _PAGE_BYTES = 1 << 20
 _MAX_BALANCES = 20_000
 """Balances in one answer: more of them would pass the limit that gRPC sets for a message."""
+_MAX_SESSIONS = 8_192
 _MAX_FINDINGS = 2_000
 
 
@@ -30,14 +31,22 @@ def chosen(fleet: Fleet, job_id: str) -> list[JobView]:
 
 def status_of(fleet: Fleet, jobs: Sequence[JobView], problem: str) -> StatusView:
     """Return the whole picture of some jobs; `problem` is the coordinator's own."""
+    sessions = [session for job in jobs for session in job.sessions]
     balances = [balance for job in jobs for balance in job.iterations]
     findings = [finding for job in jobs for finding in job.findings]
+    older = sum(job.older_iterations for job in jobs) + max(0, len(balances) - _MAX_BALANCES)
+    more = sum(job.more_findings for job in jobs) + max(0, len(findings) - _MAX_FINDINGS)
+    left_out = {
+        "older sessions are not in this answer": max(0, len(sessions) - _MAX_SESSIONS),
+        "older balances are not in this answer": older,
+        "more findings are in the files beside the order": more,
+    }
     return StatusView(
-        sessions=tuple(session for job in jobs for session in job.sessions),
+        sessions=tuple(sessions[-_MAX_SESSIONS:]),
         iterations=tuple(balances[-_MAX_BALANCES:]),
         load=_total([agent.load for agent in fleet.agents]),
         roots=tuple(dict.fromkeys(root for job in jobs for root in job.roots)),
-        findings=tuple(_sentences(fleet, jobs, len(balances), len(findings), problem)),
+        findings=tuple(_sentences(fleet.agents, left_out, problem)),
         agents=fleet.agents,
         merges=tuple(job.merge for job in jobs),
         hints=tuple(hint for job in jobs for hint in job.hints),
@@ -64,17 +73,12 @@ def pages(parts: Iterable[OrderEntry | Finding]) -> Iterator[pb.OrderResponse]:
 
 
 def _sentences(
-    fleet: Fleet, jobs: Sequence[JobView], balances: int, findings: int, problem: str
+    agents: Iterable[AgentStatus], left_out: Mapping[str, int], problem: str
 ) -> Iterator[str]:
     if problem:
         yield f"{problem}; nothing is acknowledged until it can be"
-    older = sum(job.older_iterations for job in jobs) + max(0, balances - _MAX_BALANCES)
-    if older:
-        yield f"{older} older balances are not in this answer"
-    more = sum(job.more_findings for job in jobs) + max(0, findings - _MAX_FINDINGS)
-    if more:
-        yield f"{more} more findings are in the files beside the order"
-    yield from map(_lost, (agent for agent in fleet.agents if agent.lost_events))
+    yield from (f"{count} {what}" for what, count in left_out.items() if count)
+    yield from map(_lost, (agent for agent in agents if agent.lost_events))
 
 
 def _lost(agent: AgentStatus) -> str:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from rankdump.contract.errors import ConfigError, UnavailableError
+from rankdump.contract.errors import ConfigError, DamagedError, UnavailableError
 from rankdumpd.coordinator.kept import Row
 from rankdumpd.coordinator.state.connection import connect, sole_owner
 from rankdumpd.coordinator.state.rows import TABLES, Values
@@ -34,10 +35,16 @@ class State:
             self._guard = -1
 
     def rows(self) -> Iterator[Row]:
-        """Return all that is kept: agents first, what others build upon before them."""
-        for table in TABLES.values():
-            for values in self._base.execute(table.read):
-                yield table.row(*values)
+        """Return all that is kept: agents first, what others build upon before them.
+
+        DamagedError when the file is not as it was written.
+        """
+        try:
+            for table in TABLES.values():
+                for values in self._base.execute(table.read):
+                    yield table.row(*values)
+        except (sqlite3.Error, ValueError, TypeError, KeyError) as error:
+            raise DamagedError(f"coordinator.sqlite cannot be read: {error}") from None
 
     def write(self, rows: Iterable[Row]) -> None:
         """Write all of the rows, or none of them and raise UnavailableError."""
@@ -51,7 +58,9 @@ class State:
         """Forget a job, and give back the room that it took; UnavailableError when it cannot be."""
         values: list[Values] = [(job_id,)]
         self._change([(f"DELETE FROM {table} WHERE job_id = ?", values) for table in OF_A_JOB])
-        self._give_back()
+        with _explained():
+            # As a script, which goes on to the end: each step of it frees one page.
+            self._base.executescript("PRAGMA incremental_vacuum; PRAGMA wal_checkpoint(TRUNCATE);")
 
     def forget_agents(self, agent_ids: Iterable[str]) -> None:
         """Forget agents; UnavailableError when they cannot be."""
@@ -67,14 +76,9 @@ class State:
         )
         return size
 
-    def _give_back(self) -> None:
-        # A row for each page: it is the reading that frees them.
-        self._base.execute("PRAGMA incremental_vacuum").fetchall()
-        self._base.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-
     def _change(self, statements: list[tuple[str, list[Values]]]) -> None:
         base = self._base
-        try:
+        with _explained():
             base.execute("BEGIN IMMEDIATE")
             try:
                 for statement, values in statements:
@@ -84,5 +88,11 @@ class State:
                 if base.in_transaction:
                     base.execute("ROLLBACK")
                 raise
-        except sqlite3.Error as error:
-            raise UnavailableError(f"coordinator.sqlite cannot be written: {error}") from None
+
+
+@contextmanager
+def _explained() -> Generator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise UnavailableError(f"coordinator.sqlite cannot be written: {error}") from None
