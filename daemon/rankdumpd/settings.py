@@ -131,6 +131,9 @@ class Settings:
         return found
 
 
+_DEFAULTS = {"agent": AgentSettings(), "coordinator": CoordinatorSettings()}
+
+
 def environment(settings: AgentSettings) -> dict[str, str]:
     """Return the variables that give another process exactly these settings."""
     return {
@@ -152,10 +155,8 @@ def load(path: Path | None, environ: Mapping[str, str]) -> Settings:
     _check_environment(environ)
     try:
         return Settings(
-            agent=AgentSettings(**_values(AgentSettings(), "agent", source, tables, environ)),
-            coordinator=CoordinatorSettings(
-                **_values(CoordinatorSettings(), "coordinator", source, tables, environ)
-            ),
+            agent=AgentSettings(**_values("agent", source, tables, environ)),
+            coordinator=CoordinatorSettings(**_values("coordinator", source, tables, environ)),
         )
     except ConfigError as error:
         where = source if error.file == "settings" else error.file
@@ -175,12 +176,9 @@ def _tables(path: Path | None) -> dict[str, object]:
 
 
 def _values(
-    defaults: AgentSettings | CoordinatorSettings,
-    section: str,
-    source: str,
-    tables: Mapping[str, object],
-    environ: Mapping[str, str],
+    section: str, source: str, tables: Mapping[str, object], environ: Mapping[str, str]
 ) -> dict[str, Any]:
+    defaults = _DEFAULTS[section]
     table = tables.get(section, {})
     if not isinstance(table, dict):
         raise ConfigError(source, section, table, "a table")
@@ -218,10 +216,7 @@ def _parsed(variable: str, text: str, default: object) -> object:
 def _check_environment(environ: Mapping[str, str]) -> None:
     known = [
         _variable(section, field.name)
-        for section, defaults in (
-            ("agent", AgentSettings()),
-            ("coordinator", CoordinatorSettings()),
-        )
+        for section, defaults in _DEFAULTS.items()
         for field in dataclasses.fields(defaults)
     ]
     _check_names("environment", "", dict.fromkeys(filter(_is_ours, environ), ""), known)

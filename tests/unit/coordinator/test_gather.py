@@ -279,7 +279,9 @@ def test_a_new_process_does_not_call_complete_what_it_has_not_heard_again(gather
     assert two.report().acknowledged == 0
     two.report(events=(two.events(1, 4),), iterations=(two.done(1, 4),))
     two.report(sessions=(two.session(1, SessionState.CLOSED),))
-    assert names(again.next_ready(now_s=0.0)) == {0: ["Op0"], 1: ["Op0"]}
+    view = again.next_ready(now_s=0.0)
+    assert view is not None
+    assert names(view) == {0: ["Op0"], 1: ["Op0"]}
 
 
 def test_a_rank_without_events_is_not_waited_for_by_a_new_process(gather, agent) -> None:
@@ -384,8 +386,8 @@ def test_without_sessions_nothing_is_complete_and_late_events_still_count(gather
 def test_without_a_tree_an_iteration_waits_for_the_deadline(gather) -> None:
     """A root may come with a later report; without one the iteration is not kept for ever."""
     agent = Agent(gather, world=1)
-    parts = {"sessions": (agent.session(0),), "iterations": (agent.done(0, 0),)}
-    agent.report(roots={}, events=(agent.events(0, 0),), **parts)
+    one, done = (agent.session(0),), (agent.done(0, 0),)
+    agent.report(roots={}, sessions=one, events=(agent.events(0, 0),), iterations=done)
     assert gather.next_ready(now_s=1.0) is None
     assert gather.next_ready(now_s=300.0).root == ""
 

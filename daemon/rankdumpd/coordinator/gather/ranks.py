@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from itertools import islice
-
 from rankdump.contract.status import IterationStatus, SessionState, SessionStatus
 from rankdump.contract.timeouts import Timeouts
 from rankdumpd.coordinator.values import JobFacts
 
-MAX_BALANCES = 200_000
-"""Balances of a job that are kept in memory; all of them stand in the state."""
+MAX_BALANCES = 20_000
+"""Balances of a job that are kept in memory to be shown; all of them stand in the state."""
+MAX_DONE = 200_000
+"""Balances of iterations that are not published; those of ranks without events never are."""
 
 
 class Ranks:
@@ -28,6 +28,7 @@ class Ranks:
         """Sessions that count: not those that are only remembered and will be said again."""
         self._starts: dict[int, int] = {}
         self._done: dict[int, dict[str, IterationStatus]] = {}
+        self._done_count = 0
 
     def take_session(self, session: SessionStatus) -> None:
         """Take the state of a session."""
@@ -49,7 +50,11 @@ class Ranks:
         """Take a balance; `needed` while its iteration is not published."""
         self.recall_balance(status)
         if needed and status.complete:
-            self._done.setdefault(status.iteration, {})[status.session_id] = status
+            done = self._done.setdefault(status.iteration, {})
+            self._done_count += status.session_id not in done
+            done[status.session_id] = status
+            if self._done_count > MAX_DONE:
+                self.published(next(iter(self._done)))
 
     def recall_balance(self, status: IterationStatus) -> None:
         """Remember a balance that its agent will say again; until then it decides nothing."""
@@ -69,7 +74,7 @@ class Ranks:
 
     def published(self, iteration: int) -> None:
         """Forget who had finished an iteration: nobody asks again."""
-        self._done.pop(iteration, None)
+        self._done_count -= len(self._done.pop(iteration, {}))
 
     def finished(self, iteration: int) -> set[int]:
         """Return the ranks from which nothing more of an iteration is to be expected."""
@@ -106,10 +111,6 @@ class Ranks:
         """Return what hints need to know."""
         sessions = {rank: self.sessions[name] for rank, name in self._newest.items()}
         return JobFacts(job_id, dict(self._timeouts), sessions)
-
-    def newest_balances(self, most: int) -> tuple[IterationStatus, ...]:
-        """Return the balances that came last, in the order in which they came."""
-        return tuple(islice(reversed(self.balances.values()), most))[::-1]
 
     def _is_over(self, name: str) -> bool:
         session = self.sessions[name]

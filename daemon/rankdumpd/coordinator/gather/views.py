@@ -10,8 +10,6 @@ from rankdumpd.coordinator.gather.job import MAX_FINDINGS, Job
 from rankdumpd.coordinator.gather.pending import Pending
 from rankdumpd.coordinator.values import IterationView, JobView
 
-MAX_BALANCES = 20_000
-"""Balances in one view: more of them would pass the limit that gRPC sets for a message."""
 _LATE_NAMED = 8
 
 
@@ -36,14 +34,12 @@ def iteration_view(job: Job, pending: Pending, *, provisional: bool) -> Iteratio
 
 def job_view(job: Job, *, now_s: float) -> JobView:
     """Return how a job stands, without its events."""
-    shown = job.ranks.newest_balances(MAX_BALANCES)
-    known = len(job.ranks.balances) + job.ranks.forgotten_balances
     return JobView(
         job_id=job.job_id,
         roots=tuple(job.roots),
         sessions=tuple(job.ranks.sessions.values()),
-        iterations=shown,
-        older_iterations=known - len(shown),
+        iterations=tuple(job.ranks.balances.values()),
+        older_iterations=job.ranks.forgotten_balances,
         merge=_merge_status(job, now_s=now_s),
         hints=job.hints,
         findings=tuple(all_findings(job)),
