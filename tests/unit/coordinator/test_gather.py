@@ -348,6 +348,7 @@ def test_what_comes_late_while_it_is_written_is_on_disk_only_with_it(gather, age
     agent.report(events=(agent.events(1, 4),))
     before = commit(gather)
     assert not any(type(row).__name__ in ("PublishedRow", "LateRow") for row in before)
+    assert agent.report().acknowledged == 2
     gather.settle(view.job_id, Settled(Book("/t", {}, 0), True, (), ""))
     after = [type(row).__name__ for row in commit(gather)]
     assert sorted(after) == ["AgentRow", "LateRow", "PublishedRow", "SettledRow"]

@@ -81,8 +81,10 @@ class World:
             self.sent[rank] = answer.acknowledged
 
 
+_MOST = 3 * ITERATIONS
 _steps = st.one_of(
-    st.tuples(st.just("say"), st.integers(0, WORLD - 1), st.integers(1, 4)),
+    st.tuples(st.just("say"), st.integers(0, WORLD - 1), st.integers(1, _MOST)),
+    st.tuples(st.just("say all"), st.just(0), st.integers(1, _MOST)),
     st.sampled_from(["publish", "publish and die", "commit", "die"]).map(lambda what: (what, 0, 0)),
 )
 
@@ -95,6 +97,9 @@ def test_nothing_is_lost_and_nothing_is_double(steps) -> None:
     for what, rank, count in steps:
         if what == "say":
             world.say(rank, count)
+        elif what == "say all":
+            for each in range(WORLD):
+                world.say(each, count)
         elif what == "commit":
             world.commit()
         elif what == "die":
