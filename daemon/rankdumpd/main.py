@@ -86,12 +86,13 @@ def standalone(
         listen = f"unix:{socket.absolute()}" if socket else agent.listen
         state = str(state_dir.absolute()) if state_dir else agent.state_dir
         agent = dataclasses.replace(agent, listen=listen, coordinator=listen, state_dir=state)
-        return dataclasses.replace(settings, agent=agent)
+        coordinator = dataclasses.replace(settings.coordinator, state_dir=state)
+        return dataclasses.replace(settings, agent=agent, coordinator=coordinator)
 
     def serve(settings: Settings) -> int:
         if until_eof:
             lifecycle.stop_at_end_of(sys.stdin.fileno())
-        return _serve_both(settings)
+        return _serve_both(settings, ends_with_job=until_eof)
 
     _execute(config, check_config, serve, changed)
 
@@ -116,14 +117,14 @@ def _serve_agent(settings: Settings, leash: Leash | None) -> int:
 
 
 def _serve_coordinator(settings: Settings) -> int:
-    coordinator = Coordinator(deadline_s=settings.coordinator.deadline_s)
+    coordinator = Coordinator(settings.coordinator)
     server = Server(settings.coordinator.listen, (coordinator,))
     return lifecycle.run((coordinator,), server, drain_timeout_s=settings.agent.drain_timeout_s)
 
 
-def _serve_both(settings: Settings) -> int:
+def _serve_both(settings: Settings, *, ends_with_job: bool) -> int:
     agent = _agent(settings.agent)
-    coordinator = Coordinator(deadline_s=settings.coordinator.deadline_s)
+    coordinator = Coordinator(settings.coordinator, ends_with_job=ends_with_job)
     server = Server(settings.agent.listen, (agent, coordinator))
     rooms = (agent, coordinator)
     return lifecycle.run(rooms, server, drain_timeout_s=settings.agent.drain_timeout_s)

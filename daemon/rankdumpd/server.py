@@ -20,8 +20,8 @@ from grpc_reflection.v1alpha import reflection
 from rankdump.contract.errors import ConfigError
 
 MAX_RECEIVE_BYTES = 8 << 20
-# Every open stream holds a thread; they are started only when needed.
-MAX_THREADS = 256
+# Every open stream holds a thread, of 1,024 agents as well; they are started only when needed.
+MAX_THREADS = 1280
 _SOCKET_MODE = 0o660
 _FOLDER_MODE = 0o750
 

@@ -29,6 +29,11 @@ def _required(key: str, value: str) -> None:
         raise ConfigError("settings", key, value, "unix:/path or host:port")
 
 
+def _absolute(key: str, folder: str) -> None:
+    if not Path(folder).is_absolute():
+        raise ConfigError("settings", key, folder, "an absolute folder")
+
+
 def _between(key: str, value: float, low: float, high: float) -> None:
     if not low <= value <= high:
         raise ConfigError("settings", key, value, f"{low} to {high}")
@@ -71,8 +76,7 @@ class AgentSettings:
 
     def __post_init__(self) -> None:
         _required("agent.listen", self.listen)
-        if not Path(self.state_dir).is_absolute():
-            raise ConfigError("settings", "agent.state_dir", self.state_dir, "an absolute folder")
+        _absolute("agent.state_dir", self.state_dir)
         _between("agent.workers", self.workers, 1, 256)
         _between("agent.encode_threads", self.encode_threads, 0, 1024)
         _between("agent.nice", self.nice, 0, 19)
@@ -80,10 +84,8 @@ class AgentSettings:
         _between("agent.slab_bytes", self.slab_bytes, 0, 1 << 50)
         if self.memory_bytes:
             _between("agent.memory_bytes", self.memory_bytes, self.queue_bytes, 1 << 50)
-        if self.runtime_dir and not Path(self.runtime_dir).is_absolute():
-            raise ConfigError(
-                "settings", "agent.runtime_dir", self.runtime_dir, "an absolute folder"
-            )
+        if self.runtime_dir:
+            _absolute("agent.runtime_dir", self.runtime_dir)
         _between("agent.max_record_bytes", self.max_record_bytes, 1, 1 << 50)
         _between("agent.report_bytes", self.report_bytes, self.workers * _MIB, 1 << 50)
         _between("agent.keep_free_bytes", self.keep_free_bytes, 0, 1 << 60)
@@ -96,12 +98,24 @@ class CoordinatorSettings:
 
     listen: str = "127.0.0.1:7421"
     """Where agents and people reach it: `unix:/path`, or `host:port` on loopback."""
-    deadline_s: float = 30.0
-    """Longest wait for a rank's part of an iteration before the others are merged without it."""
+    state_dir: str = "/var/lib/rankdump"
+    """Folder of what survives it; absolute, and it may be the agent's."""
+    deadline_s: float = 300.0
+    """An iteration of which nothing came for so long is merged without the ranks that miss."""
+    trace_events: int = 1_000_000
+    """Iterations with more events get no trace: no viewer opens one of that size."""
+    keep_days: float = 30.0
+    """What is known of a finished job is forgotten then; its tree stays."""
+    keep_bytes: int = _GIB
+    """The same, oldest first, when what is known of all jobs takes more."""
 
     def __post_init__(self) -> None:
         _required("coordinator.listen", self.listen)
+        _absolute("coordinator.state_dir", self.state_dir)
         _between("coordinator.deadline_s", self.deadline_s, 0, 86_400)
+        _between("coordinator.trace_events", self.trace_events, 0, 1 << 40)
+        _between("coordinator.keep_days", self.keep_days, 0, 36_500)
+        _between("coordinator.keep_bytes", self.keep_bytes, _MIB, 1 << 50)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,15 +131,20 @@ class Settings:
         for section in dataclasses.fields(self):
             values = getattr(self, section.name)
             found.append(f"[{section.name}]")
-            found += [f"{f.name} = {_shown(getattr(values, f.name))}" for f in _fields(values)]
+            found += [
+                f"{f.name} = {_shown(getattr(values, f.name))}" for f in dataclasses.fields(values)
+            ]
         return found
+
+
+_DEFAULTS = {"agent": AgentSettings(), "coordinator": CoordinatorSettings()}
 
 
 def environment(settings: AgentSettings) -> dict[str, str]:
     """Return the variables that give another process exactly these settings."""
     return {
         _variable("agent", field.name): str(getattr(settings, field.name))
-        for field in _fields(settings)
+        for field in dataclasses.fields(settings)
     }
 
 
@@ -142,10 +161,8 @@ def load(path: Path | None, environ: Mapping[str, str]) -> Settings:
     _check_environment(environ)
     try:
         return Settings(
-            agent=AgentSettings(**_values(AgentSettings(), "agent", source, tables, environ)),
-            coordinator=CoordinatorSettings(
-                **_values(CoordinatorSettings(), "coordinator", source, tables, environ)
-            ),
+            agent=AgentSettings(**_values("agent", source, tables, environ)),
+            coordinator=CoordinatorSettings(**_values("coordinator", source, tables, environ)),
         )
     except ConfigError as error:
         where = source if error.file == "settings" else error.file
@@ -165,17 +182,14 @@ def _tables(path: Path | None) -> dict[str, object]:
 
 
 def _values(
-    defaults: AgentSettings | CoordinatorSettings,
-    section: str,
-    source: str,
-    tables: Mapping[str, object],
-    environ: Mapping[str, str],
+    section: str, source: str, tables: Mapping[str, object], environ: Mapping[str, str]
 ) -> dict[str, Any]:
+    defaults = _DEFAULTS[section]
     table = tables.get(section, {})
     if not isinstance(table, dict):
         raise ConfigError(source, section, table, "a table")
     given = cast("dict[str, object]", table)
-    known = {field.name: getattr(defaults, field.name) for field in _fields(defaults)}
+    known = {field.name: getattr(defaults, field.name) for field in dataclasses.fields(defaults)}
     _check_names(source, f"{section}.", given, known)
     values = {
         key: _typed(source, f"{section}.{key}", value, known[key]) for key, value in given.items()
@@ -208,11 +222,8 @@ def _parsed(variable: str, text: str, default: object) -> object:
 def _check_environment(environ: Mapping[str, str]) -> None:
     known = [
         _variable(section, field.name)
-        for section, defaults in (
-            ("agent", AgentSettings()),
-            ("coordinator", CoordinatorSettings()),
-        )
-        for field in _fields(defaults)
+        for section, defaults in _DEFAULTS.items()
+        for field in dataclasses.fields(defaults)
     ]
     _check_names("environment", "", dict.fromkeys(filter(_is_ours, environ), ""), known)
 
@@ -235,10 +246,6 @@ def _check_names(
             raise ConfigError(
                 source, f"{prefix}{name}", "unknown key", f"{', '.join(names)}; nearest: {near[0]}"
             )
-
-
-def _fields(values: AgentSettings | CoordinatorSettings) -> tuple[dataclasses.Field[object], ...]:
-    return dataclasses.fields(values)
 
 
 def _shown(value: object) -> str:

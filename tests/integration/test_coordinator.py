@@ -3,206 +3,239 @@
 from __future__ import annotations
 
 import csv
-import queue
-import shutil
-import tempfile
+import dataclasses
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeAlias
 
 import grpc
 import pytest
+from suites.reporting_agent import PATIENCE_S, Job, ReportingAgent
 
-from rankdump.contract.events import Event, EventColumns, EventKind, ProcessGroup
-from rankdump.contract.order import FINDINGS_FILE, ORDER_FILE, ORDER_FOLDER
-from rankdump.contract.status import IterationStatus, SessionState, SessionStatus
-from rankdump.wire.events import events_to_wire
+from rankdump.contract.errors import ConfigError
+from rankdump.contract.events import OPEN, Event, EventColumns, EventKind
+from rankdump.contract.findings import Finding, FindingKind
+from rankdump.contract.order import ORDER_FOLDER
+from rankdump.contract.status import OrderEntry, SessionState, StatusView
+from rankdump.contract.timeouts import HintLevel, TimeoutHint
 from rankdump.wire.v1 import coordinator_pb2 as pb
 from rankdump.wire.v1.coordinator_pb2_grpc import CoordinatorServiceStub
-from rankdump.wire.views import (
-    entry_from_wire,
-    iteration_to_wire,
-    session_to_wire,
-    view_from_wire,
-)
-from rankdumpd.coordinator import service
-from rankdumpd.coordinator.service import Coordinator
-
-Parts: TypeAlias = dict[str, Any]
-WORLD = ProcessGroup("world", (0, 1))
-PATIENCE_S = 60.0
+from rankdump.wire.views import entry_from_wire, finding_from_wire, view_from_wire
+from rankdumpd.coordinator.service import Coordinator, hinting, publishing
+from rankdumpd.server import Server
+from rankdumpd.settings import CoordinatorSettings
 
 
-class FakeAgent:
-    """One agent's report stream: says one report, waits for its acknowledgement."""
+class Host:
+    """A coordinator behind a server; what it keeps outlives it."""
 
-    def __init__(self, stub: CoordinatorServiceStub, agent_id: str) -> None:
-        self.agent_id = agent_id
-        self.sequence = 0
-        self._outbox: queue.Queue[pb.ReportRequest | None] = queue.Queue()
-        self.stream = stub.Report(iter(self._outbox.get, None), timeout=PATIENCE_S)
+    def __init__(self, folder: Path, *, ends_with_job: bool = False, **settings: object) -> None:
+        self._folder = folder
+        chosen = {"state_dir": str(folder / "state"), "deadline_s": 3600.0} | settings
+        self.settings = dataclasses.replace(CoordinatorSettings(), **chosen)
+        self._ends_with_job = ends_with_job
+        self.open()
 
-    def report(self, *, sequence: int | None = None, **parts: Any) -> int:
-        self.sequence = self.sequence + 1 if sequence is None else sequence
-        self._outbox.put(pb.ReportRequest(agent_id=self.agent_id, sequence=self.sequence, **parts))
-        return next(self.stream).acknowledged_sequence
+    def open(self) -> None:
+        self.coordinator = Coordinator(self.settings, ends_with_job=self._ends_with_job)
+        self._server = Server(f"unix:{self._folder}/c.sock", (self.coordinator,))
+        self.coordinator.start()
+        self.address = self._server.start()
+        self._channel = grpc.insecure_channel(self.address)
+        self.stub = CoordinatorServiceStub(self._channel)
 
     def close(self) -> None:
-        self._outbox.put(None)
+        self._channel.close()
+        self._server.stop(0.0)
+        self.coordinator.stop()
+        self.coordinator.stop()
+
+    def agent(self, name: str) -> ReportingAgent:
+        agent = ReportingAgent(name)
+        agent.connect(self.stub)
+        return agent
+
+    def status(self, job_id: str = "") -> StatusView:
+        request = pb.CoordinatorStatusRequest(job_id=job_id)
+        return view_from_wire(self.stub.Status(request, timeout=PATIENCE_S).view)
+
+    def order(self, **request) -> tuple[list[OrderEntry], list[Finding]]:
+        pages = list(self.stub.Order(pb.OrderRequest(**request), timeout=PATIENCE_S))
+        assert all(len(page.entries) <= 1000 for page in pages)
+        entries = [entry_from_wire(entry) for page in pages for entry in page.entries]
+        return entries, [finding_from_wire(found) for page in pages for found in page.findings]
 
 
 @pytest.fixture
-def socket() -> Iterator[str]:
-    folder = tempfile.mkdtemp(prefix="rd-")
-    yield f"unix:{folder}/c.sock"
-    shutil.rmtree(folder)
+def make_host(socket_folder) -> Iterator[Callable[..., Host]]:
+    made: list[Host] = []
+
+    def make(**settings) -> Host:
+        made.append(Host(socket_folder, **settings))
+        return made[-1]
+
+    yield make
+    for host in made:
+        host.close()
 
 
 @pytest.fixture
-def served(socket) -> Iterator[tuple[Coordinator, CoordinatorServiceStub]]:
-    coordinator = Coordinator(deadline_s=3600.0)
-    with ThreadPoolExecutor(8) as threads:
-        server = grpc.server(threads)
-        coordinator.register(server)
-        server.add_insecure_port(socket)
-        coordinator.start()
-        server.start()
-        with grpc.insecure_channel(socket) as channel:
-            yield coordinator, CoordinatorServiceStub(channel)
-        server.stop(None).wait()
-    coordinator.stop()
-    coordinator.stop()
+def host(make_host) -> Host:
+    return make_host()
 
 
-def program(rank: int, iteration: int, *, calls: int = 1, delay_us: int = 0) -> EventColumns:
-    events = [Event(0, iteration, 1, 1, f"Default/Add-op{rank}", EventKind.OPERATOR, 10, 20)]
-    for at in range(2, calls + 2):
-        start = 100 * at + delay_us
-        events.append(
-            Event(0, iteration, at, at, "AllReduce", EventKind.ALL_REDUCE, start, start + 5,
-                  group="world", sequence=at, element_count=8, dtype="float32")
-        )  # fmt: skip
-    return EventColumns.of(events, (WORLD,))
+def rows(root: str) -> list[dict[str, str]]:
+    """Return every line of a job's order files, in order."""
+    found: list[dict[str, str]] = []
+    for path in (Path(root) / ORDER_FOLDER).glob("*.csv"):
+        with path.open(newline="") as file:
+            found += csv.DictReader(file)
+    return sorted(found, key=lambda row: int(row["position"]))
 
 
-def parts(rank: int, iteration: int, columns: EventColumns, root: Path, job: str = "job") -> Parts:
-    session = SessionStatus(job, f"s{rank}", rank, 2, rank, "host", 1, SessionState.OPEN)
-    done = IterationStatus(job, f"s{rank}", rank, iteration, True, expected=3, stored=3)
-    events = pb.RankEvents(job_id=job, rank=rank, columns=events_to_wire(columns))
-    return {
-        "sessions": [session_to_wire(session)],
-        "iterations": [iteration_to_wire(done)],
-        "events": [events],
-        "roots": {job: str(root)},
-    }
-
-
-def rows(root: Path) -> list[dict[str, str]]:
-    with (root / ORDER_FOLDER / ORDER_FILE).open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def ordered(stub: CoordinatorServiceStub, **request):
-    pages = list(stub.Order(pb.OrderRequest(**request), timeout=PATIENCE_S))
-    assert all(len(page.entries) <= 1000 for page in pages)
-    entries = [entry_from_wire(entry) for page in pages for entry in page.entries]
-    return entries, [finding.text for page in pages for finding in page.findings]
-
-
-def wait_until(true) -> None:
+def wait_until(true: Callable[[], object]) -> None:
     """Return once something has become true; the test's own time limit ends it otherwise."""
     while not true():
         threading.Event().wait(0.02)
 
 
-def test_two_agents_become_one_order(served, tmp_path) -> None:
-    """Order, status and hints answer over gRPC, and the same order stands on disk."""
-    coordinator, stub = served
-    assert coordinator.service_names == ("rankdump.wire.v1.CoordinatorService",)
-    one, two = FakeAgent(stub, "one"), FakeAgent(stub, "two")
-    assert one.report(**parts(0, 4, program(0, 4), tmp_path)) == 1
+def published(host: Host, job_id: str) -> int:
+    (merge,) = host.status(job_id).merges
+    return merge.published_iterations
 
-    entries, findings = ordered(stub)
-    assert [entry.ranks for entry in entries] == [(0,), (0,)]  # gathered, not yet published
-    assert findings == []
+
+def hint(job_id: str, reason: str, *, waiting: bool = False) -> TimeoutHint:
+    return TimeoutHint(
+        job_id=job_id, group="world", backend="gloo", level=HintLevel.WARNING, waiting=waiting,
+        kind="all_reduce", name="AllReduce", iteration=0, sequence=1, first_rank=0, last_rank=1,
+        spread_us=5, dump_us=2, limit=None, limits=(), projected_us=5, projected_iteration=-1,
+        settings=(), reason=reason,
+    )  # fmt: skip
+
+
+def test_two_agents_become_one_order(host, tmp_path) -> None:
+    """What is gathered is in the order before it is published; then it stands on disk."""
+    assert host.coordinator.service_names == ("rankdump.wire.v1.CoordinatorService",)
+    job = Job("job", str(tmp_path), 2, operators=1, collectives=1)
+    one, two = host.agent("one"), host.agent("two")
+    one.session(job.session(0), job.root)
+    one.iteration(job, 0, 4)
+    two.session(job.session(1), job.root)
+    one.send()
+    two.send()
+    entries, _ = host.order()
+    assert [entry.ranks for entry in entries] == [(0,), (0,)]
     assert not (tmp_path / ORDER_FOLDER).exists()
 
-    late = parts(1, 4, program(1, 4, delay_us=2500), tmp_path)
-    assert two.report(**late) == 1
-    wait_until(lambda: coordinator.fleet().jobs["job"].hints)
-    assert [(row["position"], row["ranks"], row["kind"]) for row in rows(tmp_path)] == [
+    two.iteration(job, 1, 4)
+    two.send()
+    wait_until(lambda: published(host, "job"))
+    assert [(row["position"], row["ranks"], row["kind"]) for row in rows(job.root)] == [
         ("0", "0", "OPERATOR"),
         ("1", "1", "OPERATOR"),
         ("2", "0 1", "ALL_REDUCE"),
     ]
-    entries, findings = ordered(stub, job_id="job")
+    entries, findings = host.order(job_id="job")
     assert [entry.ranks for entry in entries] == [(0,), (1,), (0, 1)]
     assert findings == []
-    assert not (tmp_path / ORDER_FOLDER / FINDINGS_FILE).exists()
+    for agent in (one, two):
+        wait_until(agent.acknowledged)
+        agent.close()
 
-    (hint,) = stub.Hints(pb.HintsRequest(), timeout=PATIENCE_S).hints
-    assert (hint.spread_us, hint.first_rank, hint.last_rank) == (2500, 0, 1)
-    assert "rank 1 came 2.5 ms after rank 0" in hint.reason
-
-    status = stub.Status(pb.CoordinatorStatusRequest(), timeout=PATIENCE_S)
-    view = view_from_wire(status.view)
+    wait_until(lambda: not any(agent.connected for agent in host.status().agents))
+    view = host.status()
     assert {session.rank for session in view.sessions} == {0, 1}
     assert sum(balance.stored for balance in view.iterations) == 6
-    assert (view.roots, view.findings) == ((str(tmp_path),), ())
-    one.close()
-    two.close()
+    assert (view.roots, view.findings) == ((job.root,), ())
+    (merge,) = view.merges
+    assert (merge.published_events, merge.pending_events, merge.lag_s) == (4, 0, 0.0)
 
 
-def test_a_report_sent_again_is_taken_once(served, tmp_path) -> None:
-    """After a reconnect the agent repeats itself: acknowledged, and nothing is double."""
-    _, stub = served
-    first = FakeAgent(stub, "one")
-    message = parts(0, 0, program(0, 0), tmp_path)
-    assert first.report(**message) == 1
-    first.stream.cancel()
-    second = FakeAgent(stub, "one")
-    assert second.report(sequence=1, **message) == 1
-    assert second.report(sequence=2) == 2
-    assert len(ordered(stub)[0]) == 2
-    second.close()
+def test_a_greeting_says_where_to_go_on(host, tmp_path) -> None:
+    """States are safe once they are committed; events not before their iteration is published."""
+    job = Job("job", str(tmp_path), 2)
+    agent = host.agent("one")
+    agent.session(job.session(0), job.root)
+    agent.iteration(job, 0, 0)
+    agent.send()
+    assert (agent.answer.received_sequence, agent.answer.acknowledged_sequence <= 1) == (3, True)
+    wait_until(lambda: agent.exchange().acknowledged_sequence == 1)
+    again = ReportingAgent("one")
+    again.items = agent.items
+    again.connect(host.stub)
+    assert again.first_answer.acknowledged_sequence == 1
+    assert len(host.order()[0]) == 8  # nothing is double
+    agent.close()
+    again.close()
 
 
-def test_a_malformed_report_ends_its_own_stream_only(served, tmp_path) -> None:
+def test_times_and_clock_are_the_coordinators(host, tmp_path) -> None:
+    """An agent that is behind by a second has its events a second later."""
+    before_us = time.time_ns() // 1000
+    clock = host.stub.Clock(pb.ClockRequest(), timeout=PATIENCE_S)
+    assert before_us <= clock.received_us <= clock.sent_us <= time.time_ns() // 1000
+    job = Job("job", str(tmp_path), 1, operators=1, collectives=0)
+    agent = host.agent("one")
+    agent.events(job, 0, job.events(0, 0))
+    ahead = pb.ClockEstimate(offset_us=1_000_000, error_us=10, steps=1, known=True)
+    agent.exchange(agent.items[0], sequence=1, clock=ahead)
+    (event,) = job.events(0, 0).events()
+    (entry,) = host.order()[0]
+    assert entry.start_us == event.start_us + 1_000_000
+    (status,) = host.status().agents
+    assert (status.clock.offset_us, status.clock.steps) == (1_000_000, 1)
+    agent.close()
+
+
+def test_a_hostile_stream_ends_alone(host, tmp_path) -> None:
     """INVALID_ARGUMENT with the fault for one agent; the other does not notice."""
-    _, stub = served
-    good, bad = FakeAgent(stub, "good"), FakeAgent(stub, "bad")
-    assert good.report(**parts(0, 0, program(0, 0), tmp_path)) == 1
-    message = parts(1, 0, program(1, 0), tmp_path)
-    message["events"][0].columns.count = 9
+    job = Job("job", str(tmp_path), 2)
+    good, bad = host.agent("good"), host.agent("bad")
+    good.session(job.session(0), job.root)
+    good.send()
+    bad.session(job.session(1), job.root)
+    bad.events(job, 1, job.events(1, 0))
+    bad.items[-1].events[0].columns.count = 9
+    bad.items[-1].sessions.extend(bad.items[0].sessions)
+    del bad.items[0]
     with pytest.raises(grpc.RpcError) as caught:
-        bad.report(**message)
+        bad.send()
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert "bytes of positions" in str(caught.value.details())
-    assert good.report() == 2
-    view = stub.Status(pb.CoordinatorStatusRequest(), timeout=PATIENCE_S).view
-    assert [session.rank for session in view.sessions] == [0]  # nothing of the bad one was taken
+    good.balance(job.balance(0, 0))
+    good.send()
+    assert [session.rank for session in host.status().sessions] == [0]
+    assert good.exchange().received_sequence == 2
     good.close()
-    bad.close()
 
 
-def test_jobs_are_apart_and_an_unknown_one_is_refused(served, tmp_path) -> None:
-    """The order asked for without a job is that of the job that reported last."""
-    _, stub = served
+def test_jobs_are_apart_and_an_unknown_one_is_refused(host, tmp_path) -> None:
+    """Two jobs at once; the order asked for without a job is that of the job heard last."""
     calls = (
-        lambda job: list(stub.Order(pb.OrderRequest(job_id=job), timeout=PATIENCE_S)),
-        lambda job: stub.Hints(pb.HintsRequest(job_id=job), timeout=PATIENCE_S),
-        lambda job: stub.Status(pb.CoordinatorStatusRequest(job_id=job), timeout=PATIENCE_S),
+        lambda job: host.order(job_id=job),
+        lambda job: host.stub.Hints(pb.HintsRequest(job_id=job), timeout=PATIENCE_S),
+        lambda job: host.status(job),
     )
     with pytest.raises(grpc.RpcError) as caught:
-        ordered(stub)
+        host.order()
     assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
-    agent = FakeAgent(stub, "one")
-    agent.report(**parts(0, 3, program(0, 3), tmp_path / "a", job="a"))
-    agent.report(**parts(0, 5, program(0, 5), tmp_path / "b", job="b"))
-    assert {entry.iteration for entry in ordered(stub)[0]} == {5}
-    assert {entry.iteration for entry in ordered(stub, job_id="a")[0]} == {3}
+    agent = host.agent("one")
+    jobs = [Job(name, str(tmp_path / name), 1) for name in "ab"]
+    for iteration in range(3):
+        for job in jobs:
+            agent.session(job.session(0), job.root)
+            agent.iteration(job, 0, iteration)
+    agent.send()
+    wait_until(agent.acknowledged)
+    for job in jobs:
+        assert published(host, job.job_id) == 3
+        assert len(rows(job.root)) == 24
+        assert {entry.iteration for entry in host.order(job_id=job.job_id)[0]} == {0, 1, 2}
+    agent.iteration(jobs[0], 0, 7)
+    agent.send()
+    assert max(entry.iteration for entry in host.order()[0]) == 7
     for call in calls:
         call("a")
         with pytest.raises(grpc.RpcError) as caught:
@@ -212,71 +245,271 @@ def test_jobs_are_apart_and_an_unknown_one_is_refused(served, tmp_path) -> None:
     agent.close()
 
 
-def test_a_long_order_comes_in_pages_and_one_graph_can_be_chosen(served, tmp_path) -> None:
+def test_a_long_order_comes_in_pages_and_one_graph_can_be_chosen(host, tmp_path) -> None:
     """Positions run on over pages; another graph's entries are left out when asked."""
-    _, stub = served
-    agent = FakeAgent(stub, "one")
-    agent.report(**parts(0, 0, program(0, 0, calls=2500), tmp_path))
-    entries, _ = ordered(stub)
-    assert [entry.position for entry in entries] == list(range(2501))
-    assert ordered(stub, graph=1)[0] == []
+    job = Job("job", str(tmp_path), 2, operators=2500)
+    agent = host.agent("one")
+    agent.events(job, 0, job.events(0, 0))
+    agent.send()
+    entries, _ = host.order()
+    assert [entry.position for entry in entries] == list(range(2502))
+    assert len(host.order(graph=0, one_graph=True)[0]) == 2502
+    assert host.order(graph=1, one_graph=True)[0] == []
+    assert len(host.order(graph=1)[0]) == 2502
     agent.close()
 
 
-def test_drain_publishes_what_is_gathered_and_says_who_was_missing(served, tmp_path) -> None:
-    """At the end half an iteration is better than none, and marked as such."""
-    coordinator, stub = served
-    agent = FakeAgent(stub, "one")
-    agent.report(**parts(0, 8, program(0, 8), tmp_path))
-    assert coordinator.drain(PATIENCE_S) == 0
-    assert [row["missing"] for row in rows(tmp_path)] == ["", "1"]
-    findings = (tmp_path / ORDER_FOLDER / FINDINGS_FILE).read_text().splitlines()
-    assert any("merged before rank 1 had finished it" in finding for finding in findings)
-    assert any("rank 1 reported nothing" in finding for finding in findings)
-    assert ordered(stub)[1] == findings
-    assert coordinator.drain(PATIENCE_S) == 0
+def test_findings_of_what_still_runs_are_provisional(host, tmp_path) -> None:
+    """Asked for alone they come without entries; nothing of them is kept."""
+    job = Job("job", str(tmp_path), 2)
+    agent = host.agent("one")
+    agent.session(job.session(0), job.root)
+    agent.events(job, 0, job.events(0, 0))
+    agent.send()
+    entries, findings = host.order(findings_only=True)
+    assert entries == []
+    assert findings
+    assert all(finding.provisional for finding in findings)
+    assert host.order()[1] == findings
+    assert host.status().order_findings == ()
     agent.close()
 
 
-def test_what_cannot_be_published_is_counted_and_said(served, tmp_path) -> None:
+def test_after_the_deadline_an_iteration_is_published_as_partial(make_host, tmp_path) -> None:
+    """Who misses is named; what comes then is counted as late and published no more."""
+    host = make_host(deadline_s=0.5)
+    job = Job("job", str(tmp_path), 2)
+    agent = host.agent("one")
+    for rank in (0, 1):
+        agent.session(job.session(rank), job.root)
+    agent.iteration(job, 0, 0)
+    agent.send()
+    wait_until(lambda: published(host, "job"))
+    agent.iteration(job, 1, 0)
+    agent.send()
+    wait_until(agent.acknowledged)
+    entries, findings = host.order()
+    assert len(entries) == len(rows(job.root)) == 8
+    kinds = {finding.kind: finding for finding in findings}
+    assert kinds[FindingKind.PARTIAL].ranks == (1,)
+    assert "8 events of rank 1 came after it was published" in kinds[FindingKind.LATE].text
+    agent.close()
+
+
+def test_drain_leaves_what_is_not_complete_to_the_next_process(make_host, tmp_path) -> None:
+    """Unless the job ends with this one: then half an iteration is better than none."""
+    job = Job("job", str(tmp_path), 2)
+    host = make_host()
+    agent = host.agent("one")
+    for rank in (0, 1):
+        agent.session(job.session(rank), job.root)
+    agent.iteration(job, 0, 8)
+    agent.send()
+    assert host.coordinator.drain(PATIENCE_S) == 1
+    assert not (tmp_path / ORDER_FOLDER).exists()
+    agent.close()
+    host.close()
+    last = make_host(ends_with_job=True)
+    agent.connect(last.stub)
+    assert last.coordinator.drain(PATIENCE_S) == 0
+    assert len(rows(job.root)) == 8
+    assert FindingKind.PARTIAL in {finding.kind for finding in last.order()[1]}
+    assert last.coordinator.drain(PATIENCE_S) == 0
+    agent.close()
+
+
+def test_what_cannot_be_published_is_counted_and_said(host, tmp_path) -> None:
     """A tree that cannot be written costs its own job only."""
-    coordinator, stub = served
     (tmp_path / "file").write_text("")
-    agent = FakeAgent(stub, "one")
-    agent.report(**parts(0, 0, program(0, 0), tmp_path / "file", job="bad"))
-    agent.report(**parts(0, 0, program(0, 0), tmp_path / "fine", job="good"))
-    assert coordinator.drain(PATIENCE_S) == 1
-    assert len(rows(tmp_path / "fine")) == 2
-    view = stub.Status(pb.CoordinatorStatusRequest(job_id="bad")).view
-    assert any("2 entries could not be published" in finding for finding in view.findings)
+    bad, good = (Job(name, str(tmp_path / name), 1) for name in ("file", "fine"))
+    agent = host.agent("one")
+    for job in (bad, good):
+        agent.session(job.session(0), job.root)
+        agent.iteration(job, 0, 0)
+    agent.send()
+    wait_until(agent.acknowledged)
+    assert len(rows(good.root)) == 8
+    assert published(host, "file") == 0
+    found = host.status("file").order_findings
+    assert {finding.kind for finding in found} == {FindingKind.UNPUBLISHED}
+    assert any("8 entries could not be published" in finding.text for finding in found)
     agent.close()
 
 
 def test_an_iteration_that_breaks_the_merge_does_not_take_others_along(
-    served, tmp_path, monkeypatch
+    host, tmp_path, monkeypatch
 ) -> None:
     """A fault in the merge itself loses one iteration, counted and said; the next one is fine."""
-    coordinator, stub = served
-    real = service.merge
+    real = publishing.merge
 
-    def broken_for_one(events, *, iteration, excluded):
-        if iteration == 1:
+    def broken_for_one(view):
+        if view.iteration == 1:
             raise IndexError("a bug")
-        return real(events, iteration=iteration, excluded=excluded)
+        return real(view)
 
-    monkeypatch.setattr(service, "merge", broken_for_one)
-    agent = FakeAgent(stub, "one")
-    agent.report(**parts(0, 1, program(0, 1), tmp_path))
-    agent.report(**parts(0, 2, program(0, 2), tmp_path))
-    assert coordinator.drain(PATIENCE_S) == 1
-    assert {row["iteration"] for row in rows(tmp_path)} == {"2"}
-    assert any("iteration 1: its events are lost" in found for found in ordered(stub)[1])
+    monkeypatch.setattr(publishing, "merge", broken_for_one)
+    job = Job("job", str(tmp_path), 1)
+    agent = host.agent("one")
+    agent.session(job.session(0), job.root)
+    for iteration in (1, 2):
+        agent.iteration(job, 0, iteration)
+    agent.send()
+    wait_until(agent.acknowledged)
+    assert {row["iteration"] for row in rows(job.root)} == {"2"}
+    (found,) = host.order()[1]
+    assert found.kind is FindingKind.UNPUBLISHED
+    assert "iteration 1: its events are lost" in found.text
     agent.close()
 
 
-def test_a_coordinator_that_never_started_can_be_drained_and_stopped() -> None:
-    """stop is safe without start, and twice."""
-    coordinator = Coordinator(deadline_s=1.0)
+def test_hints_are_answered_said_and_remembered(make_host, tmp_path, monkeypatch) -> None:
+    """Of what is published and of who waits now; warnings come with every answer."""
+    job = Job("job", str(tmp_path), 2)
+    settled = hint("job", "rank 1 was late")
+    live = hint("job", "rank 1 is awaited", waiting=True)
+    monkeypatch.setattr(hinting, "hints_of", lambda state, facts: (settled,))
+    monkeypatch.setattr(hinting, "waiting", lambda view, facts, now_us: (live,))
+    monkeypatch.setattr(hinting, "warnings", lambda hints: tuple(each.reason for each in hints))
+    host = make_host()
+    agent = host.agent("one")
+    for rank in (0, 1):
+        agent.session(job.session(rank), job.root)
+        agent.iteration(job, rank, 0)
+    barrier = Event(0, 1, 90, OPEN, "Barrier", EventKind.BARRIER, 5, 5, group="world")
+    agent.events(job, 0, EventColumns.of([barrier], (job.group(),)))
+    agent.send()
+    wait_until(lambda: len(agent.exchange().warnings) == 2)
+    assert [warning.text for warning in agent.answer.warnings] == [settled.reason, live.reason]
+    hints = host.stub.Hints(pb.HintsRequest(), timeout=PATIENCE_S).hints
+    assert [each.reason for each in hints] == [settled.reason, live.reason]
+    assert host.status("job").hints == (settled, live)
+
+    agent.iteration(job, 1, 1)
+    agent.balance(job.balance(0, 1))
+    agent.send()
+    wait_until(lambda: len(agent.exchange().warnings) == 1)
+    agent.close()
+    host.close()
+    again = make_host()
+    assert again.status("job").hints == (settled,)
+
+
+def test_a_state_that_is_full_acknowledges_nothing_until_it_is_not(host, tmp_path) -> None:
+    """It is said in status, tried again, and nothing is lost meanwhile."""
+    job = Job("job", str(tmp_path), 1)
+    agent = host.agent("one")
+    agent.session(job.session(0), job.root)
+    agent.send()
+    wait_until(agent.acknowledged)
+    with host.coordinator._working:
+        base = host.coordinator._state._base
+        (pages,) = base.execute("PRAGMA page_count").fetchone()
+        base.execute(f"PRAGMA max_page_count = {pages}")
+    agent.session(job.session(0, notes=("x" * 100_000,)), job.root)
+    agent.iteration(job, 0, 0)
+    agent.send()
+    wait_until(lambda: any("full" in text for text in host.status().findings))
+    wait_until(lambda: published(host, "job"))
+    assert agent.exchange().acknowledged_sequence == 1
+    with host.coordinator._working:
+        base.execute("PRAGMA max_page_count = 100000")
+    wait_until(agent.acknowledged)
+    assert host.status().findings == ()
+    assert len(rows(job.root)) == 8
+    agent.close()
+
+
+def test_old_jobs_are_let_go_and_their_trees_stay(make_host, tmp_path) -> None:
+    """By age all that are over, by size the oldest; a job that runs stays."""
+    host = make_host()
+    agent = host.agent("one")
+    jobs = [Job(name, str(tmp_path / name), 1) for name in ("first", "second", "runs")]
+    for job in jobs:
+        agent.session(job.session(0, notes=("x" * 400_000,)), job.root)
+        agent.iteration(job, 0, 0)
+        if job.job_id != "runs":
+            state = SessionState.CLOSED
+            agent.session(job.session(0, state, notes=("x" * 400_000,)))
+        agent.send()
+    wait_until(agent.acknowledged)
+    agent.close()
+    host.close()
+    kept = {job.job_id: rows(job.root) for job in jobs}
+
+    smaller = make_host(keep_bytes=1 << 20)
+    wait_until(lambda: len(smaller.status().merges) == 2)
+    assert {merge.job_id for merge in smaller.status().merges} == {"second", "runs"}
+    smaller.close()
+    younger = make_host(keep_days=0.0)
+    wait_until(lambda: len(younger.status().merges) == 1)
+    assert [merge.job_id for merge in younger.status().merges] == ["runs"]
+    assert {job.job_id: rows(job.root) for job in jobs} == kept
+    younger.close()
+    assert [merge.job_id for merge in make_host().status().merges] == ["runs"]
+
+
+def test_128_agents_with_open_streams(host, tmp_path) -> None:
+    """All streams at once, answered in turns, and one order in the end; status keeps its size."""
+    agents, iterations = 128, 2
+    job = Job("job", str(tmp_path), agents, operators=3, collectives=1)
+
+    def work(rank: int) -> ReportingAgent:
+        with grpc.insecure_channel(host.address, [("grpc.use_local_subchannel_pool", 1)]) as own:
+            agent = ReportingAgent(f"agent{rank}", f"host{rank}")
+            agent.connect(CoordinatorServiceStub(own))
+            together.wait(PATIENCE_S)
+            agent.session(job.session(rank, host=agent.host), job.root)
+            for iteration in range(iterations):
+                agent.iteration(job, rank, iteration)
+            agent.send()
+            together.wait(PATIENCE_S)
+            wait_until(agent.acknowledged)
+            agent.close()
+            return agent
+
+    together = threading.Barrier(agents + 1)
+    with ThreadPoolExecutor(agents) as threads:
+        working = [threads.submit(work, rank) for rank in range(agents)]
+        together.wait(PATIENCE_S)
+        together.wait(PATIENCE_S)
+        view = host.status()
+        assert sum(agent.connected for agent in view.agents) == agents
+        for each in working:
+            each.result(PATIENCE_S)
+    assert len(rows(job.root)) == iterations * (agents * 3 + 1)
+    assert host.order()[1] == []
+
+
+def test_a_status_stays_within_a_message(host, tmp_path) -> None:
+    """1,024 ranks with many iterations: the newest balances, and how many older there are."""
+    world, iterations = 1024, 24
+    agent = host.agent("one")
+    job = Job("job", str(tmp_path), world)
+    for rank in range(world):
+        agent.session(job.session(rank), job.root)
+    for iteration in range(iterations):
+        for rank in range(world):
+            agent.balance(job.balance(rank, iteration))
+    message = pb.ReportRequest()
+    for item in agent.items:
+        message.MergeFrom(item)
+    agent.exchange(message, sequence=len(agent.items))
+    view = host.status()
+    assert len(view.sessions) == world
+    assert view.findings == ("4576 older balances are not in this answer",)
+    assert view.iterations[-1].iteration == iterations - 1
+    agent.close()
+
+
+def test_a_coordinator_that_never_started_can_be_drained_and_stopped(tmp_path) -> None:
+    """stop is safe without start, and twice; two cannot have one state."""
+    settings = dataclasses.replace(CoordinatorSettings(), state_dir=str(tmp_path))
+    coordinator = Coordinator(settings)
     assert coordinator.drain(0.0) == 0
     coordinator.stop()
     coordinator.stop()
+    other = Coordinator(settings)
+    other.start()
+    with pytest.raises(ConfigError):
+        Coordinator(settings).start()
+    other.stop()

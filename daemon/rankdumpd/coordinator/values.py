@@ -8,8 +8,11 @@ from dataclasses import dataclass, field
 from rankdump.contract.events import OPEN, Column, EventColumns, EventKind, ProcessGroup
 from rankdump.contract.findings import Finding
 from rankdump.contract.status import (
+    AgentStatus,
+    ClockEstimate,
     IterationStatus,
     Load,
+    MergeStatus,
     OrderEntry,
     RankEvents,
     SessionStatus,
@@ -18,18 +21,75 @@ from rankdump.contract.timeouts import TimeoutHint, Timeouts
 
 
 @dataclass(frozen=True, slots=True)
+class Book:
+    """What is committed of a job's order in its tree: the truth when files say otherwise."""
+
+    root: str
+    sizes: Mapping[str, int]
+    """Bytes of each file that count, by its name in the folder."""
+    position: int
+    """Of the next entry."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobFacts:
+    """What the hints of a job need to know of its ranks."""
+
+    job_id: str
+    timeouts: Mapping[int, Timeouts] = field(default_factory=dict[int, Timeouts])
+    """What each rank read of its limits."""
+    sessions: Mapping[int, SessionStatus] = field(default_factory=dict[int, SessionStatus])
+    """The newest of each rank."""
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
-    """What an agent says at once, checked."""
+    """What an agent says at once, checked; its times are already those of the coordinator."""
 
     agent_id: str
     sequence: int
-    """Rises by one per report of an agent; repeating one changes nothing."""
+    """Number of its last item; 0 when it has none."""
     sessions: tuple[SessionStatus, ...] = ()
     iterations: tuple[IterationStatus, ...] = ()
     events: tuple[tuple[RankEvents, EventColumns], ...] = ()
-    load: Load = field(default_factory=Load)
+    timeouts: tuple[tuple[str, int, Timeouts], ...] = ()
+    """Job and rank, and what it knows of its limits."""
     roots: Mapping[str, str] = field(default_factory=dict[str, str])
     """Tree of each job named above."""
+    host: str = ""
+    clock: ClockEstimate = field(default_factory=ClockEstimate)
+    load: Load = field(default_factory=Load)
+    held_events: int = 0
+    lost_events: int = 0
+
+    @property
+    def items(self) -> int:
+        """How many numbered items it has."""
+        return sum(map(len, (self.sessions, self.timeouts, self.events, self.iterations)))
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What an agent hears of a report."""
+
+    acknowledged: int
+    """Every item up to here survives this process."""
+    received: int
+    warnings: tuple[tuple[str, str], ...] = ()
+    """Jobs of the agent, and what their ranks should say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What an iteration came to that was handed out to be published."""
+
+    book: Book | None
+    """Of its job, now."""
+    written: bool
+    """Its order is in the tree."""
+    findings: tuple[Finding, ...]
+    hint_state: str
+    """JSON text."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,40 +124,24 @@ class JobView:
     roots: tuple[str, ...]
     sessions: tuple[SessionStatus, ...]
     iterations: tuple[IterationStatus, ...]
+    """The newest balances."""
+    older_iterations: int
+    """Balances that are not among them."""
+    merge: MergeStatus
     hints: tuple[TimeoutHint, ...]
-    findings: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class JobFacts:
-    """What the hints of a job need to know of its ranks."""
-
-    job_id: str
-    timeouts: Mapping[int, Timeouts] = field(default_factory=dict[int, Timeouts])
-    """What each rank read of its limits."""
-    sessions: Mapping[int, SessionStatus] = field(default_factory=dict[int, SessionStatus])
-    """The newest of each rank."""
+    findings: tuple[Finding, ...]
+    more_findings: int
+    """Those there was no room for; they stand in the job's file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """Every job as gathered so far, and the load of the agents."""
+    """Every job as gathered so far, and the agents."""
 
     jobs: Mapping[str, JobView]
     latest: str
     """The job that reported last; empty before the first report."""
-    load: Load
-
-
-@dataclass(frozen=True, slots=True)
-class Book:
-    """What is committed of a job's order in its tree: the truth when files say otherwise."""
-
-    root: str
-    sizes: Mapping[str, int]
-    """Bytes of each file that count, by its name in the folder."""
-    position: int
-    """Of the next entry."""
+    agents: tuple[AgentStatus, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,49 +1,63 @@
-"""What is ready, what is late, what is a repeat; on a clock that the test sets."""
+"""What is ready, what is late, what may be forgotten; on a clock that the test sets."""
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
-from rankdump.contract.events import Event, EventColumns, EventKind, ProcessGroup
+from rankdump.contract.events import OPEN, Event, EventColumns, EventKind, ProcessGroup
+from rankdump.contract.findings import Finding, FindingKind
 from rankdump.contract.status import (
+    ClockEstimate,
     IterationStatus,
     Load,
     RankEvents,
     SessionState,
     SessionStatus,
 )
+from rankdump.contract.timeouts import Timeouts
 from rankdumpd.coordinator.gather import Gather
-from rankdumpd.coordinator.gather.job import MAX_FINDINGS
-from rankdumpd.coordinator.values import IterationView, Report
+from rankdumpd.coordinator.gather.job import MAX_FINDINGS, QUIET_S
+from rankdumpd.coordinator.kept import AgentRow, Row
+from rankdumpd.coordinator.values import Answer, Book, IterationView, Report, Settled
 
 WORLD = ProcessGroup("world", (0, 1))
+DEADLINE_S = 300.0
+NOW_US = 10**15
 
 
 class Agent:
-    """Numbers reports the way an agent does."""
+    """Numbers items the way an agent does."""
 
-    def __init__(self, gather: Gather, job: str = "j", world: int = 2) -> None:
+    def __init__(self, gather: Gather, job: str = "j", world: int = 2, name: str = "") -> None:
         self.gather, self.job, self.world, self.sequence = gather, job, world, 0
+        self.name = name or f"agent of {job}"
 
-    def report(self, *, now_s: float = 0.0, **parts) -> int:
-        self.sequence += 1
-        roots = {self.job: f"/tree/{self.job}"}
-        report = Report(f"agent of {self.job}", self.sequence, roots=roots, **parts)
-        return self.gather.take(report, now_s=now_s)
+    def report(self, *, now_s: float = 0.0, **parts) -> Answer:
+        roots = parts.pop("roots", {self.job: f"/tree/{self.job}"})
+        report = Report(self.name, 0, roots=roots, **parts)
+        self.sequence += report.items
+        sequence = self.sequence if report.items else 0
+        return self.gather.take(dataclasses.replace(report, sequence=sequence), now_s=now_s)
 
     def session(self, rank: int, state=SessionState.OPEN, **more) -> SessionStatus:
         name = more.pop("name", f"s{rank}")
         return SessionStatus(self.job, name, rank, self.world, rank, "host", 1, state, **more)
 
-    def events(self, rank: int, *iterations: int, groups=()) -> tuple[RankEvents, EventColumns]:
+    def events(
+        self, rank: int, *iterations: int, groups=(), session: str = "", end=None, first: int = 0
+    ) -> tuple[RankEvents, EventColumns]:
         events = [
-            Event(0, iteration, at, at, f"Op{at}", EventKind.OPERATOR, at, at)
-            for at, iteration in enumerate(iterations)
-        ]
-        return RankEvents(self.job, rank), EventColumns.of(events, groups)
+            Event(0, iteration, at, at if end is None else end, f"Op{at}", EventKind.OPERATOR, at,
+                  at)
+            for at, iteration in enumerate(iterations, first)
+        ]  # fmt: skip
+        return RankEvents(self.job, rank, session), EventColumns.of(events, groups)
 
     def done(self, rank: int, iteration: int, **more) -> IterationStatus:
-        return IterationStatus(self.job, more.pop("name", f"s{rank}"), rank, iteration, True)
+        name = more.pop("name", f"s{rank}")
+        return IterationStatus(self.job, name, rank, iteration, True, **more)
 
     def everything(self, iteration: int, *, now_s: float = 0.0) -> None:
         """Report one iteration that all ranks finished."""
@@ -58,7 +72,7 @@ class Agent:
 
 @pytest.fixture
 def gather() -> Gather:
-    return Gather(deadline_s=30.0)
+    return Gather(deadline_s=DEADLINE_S)
 
 
 @pytest.fixture
@@ -75,16 +89,51 @@ def names(view: IterationView) -> dict[int, list[str]]:
     }
 
 
+def published(gather: Gather, *, now_s: float = 0.0, **more) -> int | None:
+    """Hand out one iteration and settle it; return its number."""
+    view = gather.next_ready(now_s=now_s, every=more.pop("every", False))
+    if view is None:
+        return None
+    written = more.pop("written", True)
+    settled = Settled(Book(view.root, {"a": 1}, 1), written, more.pop("findings", ()), "{}")
+    gather.settle(view.job_id, settled)
+    return view.iteration
+
+
+def commit(gather: Gather, *, now_s: float = 0.0) -> list[Row]:
+    rows = gather.changes(now_s=now_s, now_us=NOW_US)
+    gather.committed(rows.values())
+    return list(rows.values())
+
+
+def remembered(*commits: list[Row]) -> Gather:
+    """Return what a new process knows after these rows were written."""
+    order = ("AgentRow", "JobRow", "PublishedRow")
+    rows = [row for each in commits for row in each]
+    rows.sort(key=lambda row: order.index(k) if (k := type(row).__name__) in order else 9)
+    gather = Gather(deadline_s=DEADLINE_S)
+    gather.restore(rows, now_s=0.0, now_us=NOW_US)
+    return gather
+
+
+def findings(gather: Gather, job: str = "j") -> tuple[Finding, ...]:
+    return gather.fleet(now_s=0.0).jobs[job].findings
+
+
 def test_an_iteration_is_ready_when_every_rank_has_finished_it(gather, agent) -> None:
     """One rank of two is not enough; with the second it is handed out once, with all events."""
     agent.report(events=(agent.events(0, 4), agent.events(1, 4)), iterations=(agent.done(0, 4),))
     assert gather.next_ready(now_s=29.9) is None
-    agent.report(iterations=(agent.done(1, 4),))
+    agent.report(iterations=(agent.done(1, 4, first_position=3, last_position=9),))
     view = gather.next_ready(now_s=29.9)
     assert (view.job_id, view.iteration, view.root) == ("j", 4, "/tree/j")
     assert names(view) == {0: ["Op0"], 1: ["Op0"]}
     assert (view.late, view.late_count, view.excluded) == ((), 0, frozenset())
+    assert (view.spans, view.clocks) == ({1: (3, 9)}, {0: "host", 1: "host"})
+    assert not view.provisional
     assert gather.next_ready(now_s=29.9) is None
+    assert gather.backlog == 1  # until it is settled
+    gather.settle("j", Settled(None, False, (), ""))
     assert gather.backlog == 0
 
 
@@ -110,12 +159,22 @@ def test_a_rank_that_will_send_no_more_is_not_waited_for(
 
 
 def test_after_the_deadline_it_is_handed_out_with_those_who_are_late(gather, agent) -> None:
-    """The deadline runs from the first report of the iteration, not from the latest."""
+    """The deadline runs from what came last of the iteration: a slow rank is not a dead one."""
     agent.report(now_s=100.0, events=(agent.events(1, 4),))
-    agent.report(now_s=129.0, events=(agent.events(0, 4),), iterations=(agent.done(0, 4),))
-    assert gather.next_ready(now_s=129.9) is None
-    view = gather.next_ready(now_s=130.0)
+    agent.report(now_s=350.0, events=(agent.events(0, 4),))
+    agent.report(now_s=500.0, iterations=(agent.done(0, 4),))
+    assert gather.next_ready(now_s=799.9) is None
+    view = gather.next_ready(now_s=800.0)
     assert (view.late, view.late_count) == ((1,), 1)
+
+
+def test_a_job_whose_sessions_are_all_closed_does_not_wait(gather) -> None:
+    """A world that never came together is over when all who came have left, after a moment."""
+    agent = Agent(gather, world=4)
+    agent.report(sessions=(agent.session(0),), events=(agent.events(0, 4, 5),))
+    agent.report(sessions=(agent.session(0, SessionState.CLOSED),))
+    assert gather.next_ready(now_s=QUIET_S - 0.1) is None
+    assert [published(gather, now_s=QUIET_S) for _ in range(3)] == [4, 5, None]
 
 
 def test_iterations_come_in_rising_order_unless_one_is_overdue(gather, agent) -> None:
@@ -123,36 +182,36 @@ def test_iterations_come_in_rising_order_unless_one_is_overdue(gather, agent) ->
     agent.report(now_s=0.0, events=(agent.events(0, 1),))
     agent.everything(3, now_s=1.0)
     agent.everything(2, now_s=2.0)
-    assert gather.next_ready(now_s=29.0) is None
-    overdue = [gather.next_ready(now_s=30.0).iteration for _ in range(3)]
-    assert overdue == [1, 2, 3]
+    assert gather.next_ready(now_s=299.0) is None
+    assert [published(gather, now_s=300.0) for _ in range(3)] == [1, 2, 3]
 
 
 def test_an_overdue_iteration_does_not_wait_for_a_lower_one(gather, agent) -> None:
     """What came first is published first when its time is up."""
     agent.report(now_s=0.0, events=(agent.events(0, 5),))
     agent.report(now_s=10.0, events=(agent.events(0, 4),))
-    assert gather.next_ready(now_s=31.0).iteration == 5
-    assert gather.next_ready(now_s=31.0) is None
+    assert published(gather, now_s=301.0) == 5
+    assert published(gather, now_s=301.0) is None
 
 
 def test_every_hands_out_what_is_not_complete(gather, agent) -> None:
     """At the end all that has events goes, in rising order."""
     agent.report(events=(agent.events(0, 6, 5, 5),))
-    views = [gather.next_ready(now_s=0.0, every=True) for _ in range(3)]
-    assert [view and view.iteration for view in views] == [5, 6, None]
-    assert names(views[0]) == {0: ["Op1", "Op2"]}
+    assert names(gather.unpublished("j")[1][0]) == {0: ["Op1", "Op2"]}
+    assert [published(gather, every=True) for _ in range(3)] == [5, 6, None]
 
 
 def test_a_repeated_report_changes_nothing(gather, agent) -> None:
-    """The same number of the same agent is answered and not taken again."""
-    report = Report("a", 7, events=(agent.events(0, 4),))
-    assert gather.take(report, now_s=0.0) == 7
-    assert gather.take(report, now_s=0.0) == 7
-    assert gather.take(Report("a", 3, events=(agent.events(0, 9),)), now_s=0.0) == 7
-    assert gather.take(Report("b", 3, events=(agent.events(1, 4),)), now_s=0.0) == 3
-    (view,) = gather.pending("j")
+    """Items that have arrived are not taken again; another agent's numbers are its own."""
+    one = Report("a", 7, events=(agent.events(0, 4),))
+    assert gather.take(one, now_s=0.0).received == 7
+    assert gather.take(one, now_s=0.0).received == 7
+    assert gather.take(Report("a", 3, events=(agent.events(0, 9),)), now_s=0.0).received == 7
+    assert gather.take(Report("a", 0), now_s=0.0).received == 7
+    assert gather.take(Report("b", 3, events=(agent.events(1, 4),)), now_s=0.0).received == 3
+    (view,) = gather.unpublished("j")[1]
     assert names(view) == {0: ["Op0"], 1: ["Op0"]}
+    assert view.provisional
 
 
 def test_two_jobs_do_not_mix(gather, agent) -> None:
@@ -160,37 +219,159 @@ def test_two_jobs_do_not_mix(gather, agent) -> None:
     other = Agent(gather, job="k", world=1)
     other.everything(4)
     agent.report(events=(agent.events(0, 4),))
-    assert gather.fleet().latest == "j"
+    assert gather.fleet(now_s=0.0).latest == "j"
     view = gather.next_ready(now_s=0.0)
     assert (view.job_id, view.root) == ("k", "/tree/k")
     assert gather.next_ready(now_s=0.0) is None
-    assert [view.job_id for view in gather.pending("j")] == ["j"]
-    assert gather.pending("unheard of") == []
-    assert set(gather.fleet().jobs) == {"j", "k"}
+    assert [view.job_id for view in gather.unpublished("j")[1]] == ["j"]
+    assert gather.unpublished("unheard of") == (None, [])
+    assert set(gather.fleet(now_s=0.0).jobs) == {"j", "k"}
+
+
+def test_only_what_is_on_disk_is_acknowledged(gather, agent) -> None:
+    """States when they are committed; events, and all behind them, when their iteration is."""
+    assert agent.report().acknowledged == 0
+    commit(gather)
+    assert agent.report().acknowledged == 2
+    agent.report(events=(agent.events(0, 4),))
+    agent.report(iterations=(agent.done(0, 4),))
+    commit(gather)
+    answer = agent.report()
+    assert (answer.acknowledged, answer.received) == (2, 4)
+    agent.report(events=(agent.events(1, 4),), iterations=(agent.done(1, 4),))
+    assert published(gather) == 4
+    assert agent.report().acknowledged == 2
+    rows = gather.changes(now_s=0.0, now_us=NOW_US)
+    gather.failed(rows)
+    assert agent.report().acknowledged == 2
+    written = commit(gather)
+    assert agent.report().acknowledged == 6
+    assert {type(row) for row in rows.values()} <= {type(row) for row in written}
+    assert commit(gather) == []
+
+
+def test_an_agent_waits_for_its_own_events_only(gather, agent) -> None:
+    """What holds one agent back does not hold another."""
+    other = Agent(gather, name="other")
+    agent.report(events=(agent.events(0, 5),))
+    other.report(events=(other.events(1, 4),))
+    assert published(gather, every=True) == 4
+    commit(gather)
+    assert agent.report().acknowledged == 2
+    assert other.report().acknowledged == 1
+
+
+def test_a_new_process_does_not_call_complete_what_it_has_not_heard_again(gather, agent) -> None:
+    """Balances and goodbyes of before decide only when no event before them is outstanding."""
+    other = Agent(gather, name="other")
+    agent.report(events=(agent.events(0, 4),), iterations=(agent.done(0, 4),))
+    other.report(events=(other.events(1, 4),), iterations=(other.done(1, 4),))
+    other.report(sessions=(other.session(1, SessionState.CLOSED),))
+    again = remembered(commit(gather))
+    assert {each.state for each in again.fleet(now_s=0.0).jobs["j"].sessions} == {
+        SessionState.OPEN, SessionState.CLOSED}  # fmt: skip
+    one = Agent(again)
+    one.sequence = one.report().acknowledged
+    assert one.sequence == 2
+    one.report(events=(one.events(0, 4),), iterations=(one.done(0, 4),))
+    assert again.next_ready(now_s=0.0) is None
+    two = Agent(again, name="other")
+    assert two.report().acknowledged == 0
+    two.report(events=(two.events(1, 4),), iterations=(two.done(1, 4),))
+    two.report(sessions=(two.session(1, SessionState.CLOSED),))
+    view = again.next_ready(now_s=0.0)
+    assert view is not None
+    assert names(view) == {0: ["Op0"], 1: ["Op0"]}
+
+
+def test_a_rank_without_events_is_not_waited_for_by_a_new_process(gather, agent) -> None:
+    """Its balance was acknowledged and is not said again: it counts as it stands."""
+    other = Agent(gather, name="other")
+    agent.report(events=(agent.events(0, 4),), iterations=(agent.done(0, 4),))
+    other.report(iterations=(other.done(1, 4),))
+    again = remembered(commit(gather))
+    one = Agent(again)
+    one.sequence = one.report().acknowledged
+    one.report(events=(one.events(0, 4),), iterations=(one.done(0, 4),))
+    assert published(again) == 4
+
+
+def test_what_was_published_is_not_published_again(gather, agent) -> None:
+    """A new process takes the repeats of a published iteration for what they are."""
+    agent.everything(4)
+    agent.report(events=(agent.events(0, 5),))
+    assert published(gather) == 4
+    again = remembered(commit(gather))
+    view = again.fleet(now_s=0.0).jobs["j"]
+    assert (view.merge.published_iterations, view.merge.published_events) == (1, 2)
+    one = Agent(again)
+    one.sequence = one.report().acknowledged
+    one.report(events=(one.events(0, 4), one.events(1, 4), one.events(0, 5)))
+    assert [each.iteration for each in again.unpublished("j")[1]] == [5]
+    assert findings(again) == ()
+    assert again.kept("j") == (Book("/tree/j", {"a": 1}, 1), "{}")
+
+
+def test_state_that_was_lost_takes_whatever_comes(gather) -> None:
+    """Numbers only have to rise; nothing before them is waited for."""
+    agent = Agent(gather)
+    agent.sequence = 1000
+    answer = agent.report(sessions=(agent.session(0), agent.session(1)))
+    assert (answer.acknowledged, answer.received) == (0, 1002)
+    commit(gather)
+    assert agent.report().acknowledged == 1002
 
 
 def test_events_after_publication_are_counted_unless_they_are_repeats(gather, agent) -> None:
-    """A late rank's events are a finding with their number; a finished rank only repeats."""
+    """A late rank's events are a finding with their number; what was there is only a repeat."""
     agent.report(events=(agent.events(0, 4),), iterations=(agent.done(0, 4),))
-    assert gather.next_ready(now_s=99.0).late == (1,)
-    agent.report(events=(agent.events(0, 4),))
-    assert gather.fleet().jobs["j"].findings == ()
-    agent.report(events=(agent.events(1, 4, 4),))
     agent.report(events=(agent.events(1, 4),))
-    (finding,) = gather.fleet().jobs["j"].findings
-    assert "iteration 4: 3 events of rank 1" in finding
+    assert gather.next_ready(now_s=999.0).late == (1,)
+    gather.settle("j", Settled(Book("/t", {}, 0), True, (), ""))
+    agent.report(events=(agent.events(0, 4), agent.events(1, 4)))
+    assert findings(gather) == ()
+    agent.report(events=(agent.events(1, 4, 4, 4),))
+    agent.report(events=(agent.events(1, 4, first=3), agent.events(1, 4, 4)))
+    again = remembered(commit(gather))
+    for each in (gather, again):
+        (finding,) = findings(each)
+        assert finding.kind is FindingKind.LATE
+        assert finding.ranks == (1,)
+        assert "iteration 4: 3 events of rank 1" in finding.text
     assert gather.backlog == 0
 
 
-def test_a_rank_that_starts_over_may_report_its_iterations_again(gather, agent) -> None:
-    """A new session of a rank begins a new count; the old session's balances do not speak."""
+def test_what_comes_late_while_it_is_written_is_on_disk_only_with_it(gather, agent) -> None:
+    """A crash in between must not leave an iteration that looks published."""
+    agent.report(events=(agent.events(0, 4),))
+    view = gather.next_ready(now_s=999.0)
+    agent.report(events=(agent.events(1, 4),))
+    before = commit(gather)
+    assert not any(type(row).__name__ in ("PublishedRow", "LateRow") for row in before)
+    assert agent.report().acknowledged == 2
+    gather.settle(view.job_id, Settled(Book("/t", {}, 0), True, (), ""))
+    after = [type(row).__name__ for row in commit(gather)]
+    assert sorted(after) == ["AgentRow", "LateRow", "PublishedRow", "SettledRow"]
+
+
+def test_a_rank_that_starts_over_ends_the_iterations_of_before(gather, agent) -> None:
+    """They are published as they are, and the new session counts its iterations anew."""
     agent.everything(0)
-    assert gather.next_ready(now_s=0.0).iteration == 0
+    assert published(gather) == 0
+    agent.report(events=(agent.events(0, 1, session="s0"),))
     again = tuple(agent.session(rank, name=f"again{rank}") for rank in (0, 1))
-    agent.report(sessions=again, events=(agent.events(0, 0),))
+    agent.report(sessions=again, events=(agent.events(0, 0, session="again0"),))
+    agent.report(events=(agent.events(0, 1, session="s0", first=7),))
+    sealed, running = gather.unpublished("j")[1]
+    assert (sealed.iteration, running.iteration) == (1, 0)
+    assert published(gather) == 1
     assert gather.next_ready(now_s=0.0) is None
     agent.report(iterations=tuple(agent.done(rank, 0, name=f"again{rank}") for rank in (0, 1)))
-    assert gather.next_ready(now_s=0.0).iteration == 0
+    assert published(gather) == 0
+    (finding,) = findings(gather)
+    assert "1 events of rank 0" in finding.text
+    view = remembered(commit(gather)).fleet(now_s=0.0).jobs["j"]
+    assert view.merge.published_iterations == 3
 
 
 def test_without_sessions_nothing_is_complete_and_late_events_still_count(gather) -> None:
@@ -198,42 +379,105 @@ def test_without_sessions_nothing_is_complete_and_late_events_still_count(gather
     agent = Agent(gather)
     agent.report(events=(agent.events(0, 4),))
     assert gather.next_ready(now_s=1.0) is None
-    assert gather.next_ready(now_s=30.0).late_count == 0
-    agent.report(events=(agent.events(0, 4),))
-    assert "1 events of rank 0" in gather.fleet().jobs["j"].findings[0]
+    assert gather.next_ready(now_s=300.0).late_count == 0
+    agent.report(events=(agent.events(0, 4, first=1),))
+    assert "1 events of rank 0" in findings(gather)[0].text
 
 
 def test_without_a_tree_an_iteration_waits_for_the_deadline(gather) -> None:
     """A root may come with a later report; without one the iteration is not kept for ever."""
     agent = Agent(gather, world=1)
-    report = Report("a", 1, (agent.session(0),), (agent.done(0, 0),), (agent.events(0, 0),))
-    gather.take(report, now_s=0.0)
+    one, done = (agent.session(0),), (agent.done(0, 0),)
+    agent.report(roots={}, sessions=one, events=(agent.events(0, 0),), iterations=done)
     assert gather.next_ready(now_s=1.0) is None
-    assert gather.next_ready(now_s=30.0).root == ""
+    assert gather.next_ready(now_s=300.0).root == ""
 
 
 def test_groups_declared_once_are_known_in_later_batches(gather, agent) -> None:
     """A rank need not repeat its communicators with every batch."""
     agent.report(events=(agent.events(0, 4, groups=(WORLD,)),))
     agent.report(events=(agent.events(0, 5, 6),))
-    for view in gather.pending("j"):
+    for view in gather.unpublished("j")[1]:
         assert [batch.groups for batch in view.events[0]] == [(WORLD,)]
 
 
-def test_the_fleet_adds_up_loads_and_keeps_the_newest_state(gather, agent) -> None:
-    """Queues add up over agents, the fullest disk counts, a session is listed once."""
-    gather.take(Report("a", 1, load=Load(1, 10, 500, 1000)), now_s=0.0)
-    gather.take(Report("b", 1, load=Load(2, 20, 300, 2000)), now_s=0.0)
-    agent.report(sessions=(agent.session(0, SessionState.CLOSED),), load=Load(0, 0, 900, 1000))
-    fleet = gather.fleet()
-    assert fleet.load == Load(3, 30, 300, 2000)
-    states = {session.session_id: session.state for session in fleet.jobs["j"].sessions}
-    assert states == {"s0": SessionState.CLOSED, "s1": SessionState.OPEN}
+def test_only_iterations_with_something_open_may_have_somebody_waiting(gather, agent) -> None:
+    """What has started and is not complete makes an iteration worth a look."""
+    agent.report(events=(agent.events(0, 4), agent.events(0, 5, end=OPEN)))
+    assert [view.iteration for view in gather.waiting()] == [5]
+
+
+def test_agents_are_in_the_fleet_with_all_they_said(gather, agent) -> None:
+    """Host, load, clock and losses are the newest; connected while a stream is open."""
+    gather.connected("a", 1, now_s=1.0)
+    clock = ClockEstimate(7, 3, 1, True)
+    report = Report("a", 0, host="h1", load=Load(1, 10, 500, 1000), clock=clock, held_events=4,
+                    lost_events=2)  # fmt: skip
+    gather.take(report, now_s=1.0)
+    (one,) = (a for a in gather.fleet(now_s=3.5).agents if a.agent_id == "a")
+    assert (one.host, one.heard_s, one.connected, one.clock) == ("h1", 2.5, True, clock)
+    assert (one.held_events, one.lost_events, one.load) == (4, 2, Load(1, 10, 500, 1000))
+    gather.connected("a", -1, now_s=4.0)
+    assert not any(each.connected for each in gather.fleet(now_s=4.0).agents)
+
+
+def test_hints_know_the_limits_and_the_newest_session_of_each_rank(gather, agent) -> None:
+    """Timeouts replace those of before, and survive."""
+    timeouts = Timeouts({"HCCL_EXEC_TIMEOUT": "68"})
+    agent.report(timeouts=(("j", 1, Timeouts()), ("j", 1, timeouts)))
+    agent.report(sessions=(agent.session(1, name="again"),))
+    for each in (gather, remembered(commit(gather))):
+        facts = each.facts("j")
+        assert facts.timeouts == {1: timeouts}
+        assert {rank: s.session_id for rank, s in facts.sessions.items()} == {0: "s0", 1: "again"}
+
+
+def test_warnings_go_to_the_agents_of_their_job(gather, agent) -> None:
+    """Each answer repeats them; another job's agent does not hear them."""
+    other = Agent(gather, job="k")
+    other.report(sessions=(other.session(0),))
+    assert not gather.show("j", hints=(), warnings=("rank 1 is late",))
+    assert agent.report().warnings == (("j", "rank 1 is late"),)
+    assert other.report().warnings == ()
 
 
 def test_findings_are_bounded_and_the_rest_is_counted(gather, agent) -> None:
     """A job that finds without end does not fill the memory, and says how many more."""
-    gather.settle("j", findings=["x"] * (MAX_FINDINGS + 5))
-    job = gather.fleet().jobs["j"]
-    assert len(job.findings) == MAX_FINDINGS + 1
-    assert job.findings[-1].startswith("5 more findings")
+    agent.everything(4)
+    many = (Finding(FindingKind.GAP, 4, "x"),) * (MAX_FINDINGS + 5)
+    assert published(gather, findings=many) == 4
+    for each in (gather, remembered(commit(gather))):
+        job = each.fleet(now_s=0.0).jobs["j"]
+        assert (len(job.findings), job.more_findings) == (MAX_FINDINGS, 5)
+
+
+def test_an_iteration_that_was_not_written_is_not_counted_as_published(gather, agent) -> None:
+    """It is over all the same: its events are lost, and that has been said."""
+    agent.everything(4)
+    assert published(gather, written=False) == 4
+    for each in (gather, remembered(commit(gather))):
+        assert each.fleet(now_s=0.0).jobs["j"].merge.published_iterations == 0
+    assert published(gather) is None
+
+
+def test_finished_jobs_are_named_and_can_be_forgotten(gather, agent) -> None:
+    """Over is a job that is closed and published, or that was not heard for long."""
+    agent.everything(4, now_s=5.0)
+    other = Agent(gather, job="k", world=1)
+    other.report(now_s=7.0, sessions=(other.session(0, SessionState.CLOSED),))
+    assert gather.finished(now_s=10.0, silent_s=100.0) == [("k", 3.0)]
+    assert published(gather) == 4
+    assert gather.finished(now_s=110.0, silent_s=100.0) == [("j", 105.0), ("k", 103.0)]
+    assert gather.fleet(now_s=0.0).latest == "k"
+    gather.forget("k")
+    assert gather.fleet(now_s=0.0).latest == "j"
+    gather.connected("agent of j", 1, now_s=0.0)
+    assert gather.forget_agents(before_s=9.0) == ["agent of k"]
+
+
+def test_a_forgotten_agent_does_not_hold_what_it_left(gather, agent) -> None:
+    """Its events stay until they are published; nobody is left to be answered."""
+    agent.report(events=(agent.events(0, 4),))
+    gather.forget_agents(before_s=9.0)
+    assert not any(isinstance(row, AgentRow) for row in commit(gather))
+    assert published(gather, every=True) == 4

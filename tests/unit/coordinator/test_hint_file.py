@@ -18,7 +18,7 @@ from rankdump.contract.timeouts import (
     hints_to_text,
 )
 from rankdump.reader import read_hints
-from rankdumpd.coordinator.hint_file import write_hints
+from rankdumpd.coordinator.publish.hint_file import write_hints
 
 LIMIT = TimeoutLimit("timeout of init_process_group", 20_000_000, "process group", (0, 1))
 HINT = TimeoutHint(

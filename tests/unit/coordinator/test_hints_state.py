@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from suites.limits_of_ranks import S, environment, session, torch
 from suites.lockstep import Call, events
+from suites.order_jobs import view_of
 
 from rankdump.contract.errors import DamagedError
 from rankdump.contract.events import Event, EventColumns, EventKind, ProcessGroup
@@ -32,7 +33,7 @@ def order(iteration: int, *late_us: int, stall_us: int = 0, number: int = 1) -> 
         batch.columns["sequence"][:] += np.uint64(number)
         # The sum since the session began, which all iterations before have added to.
         batch.columns["stall_us"][:] += np.uint64(iteration * 10**9)
-    return merge(batches, iteration=iteration)
+    return merge(view_of(batches, iteration=iteration))
 
 
 def facts(
@@ -184,7 +185,7 @@ def test_history_and_groups_are_bounded(monkeypatch: pytest.MonkeyPatch):
     assert [point[0] for point in history.history] == list(range(6, 70))
     monkeypatch.setattr(state_room, "MAX_GROUPS", 1)
     batches = {0: [EventColumns.of(events([Call((0, 2), (0, 9), (0, 0))])[0][0].events())]}
-    assert len(observed(state, merge(batches, iteration=70)).groups) == 1
+    assert len(observed(state, merge(view_of(batches, iteration=70))).groups) == 1
 
 
 def test_iterations_between_level_the_ranks():
@@ -197,7 +198,7 @@ def test_iterations_between_level_the_ranks():
 def test_a_group_of_one_never_waits():
     lone = {0: [EventColumns.of(events([Call((0,), (0,), (0,))])[0][0].events(),
                                 (ProcessGroup("0", (0,)),))]}  # fmt: skip
-    assert hints_of(observed(HintState(), merge(lone, iteration=0)), JobFacts("j")) == ()
+    assert hints_of(observed(HintState(), merge(view_of(lone, iteration=0))), JobFacts("j")) == ()
 
 
 def test_the_ends_of_all_types_reach_the_wire():
@@ -224,12 +225,12 @@ def test_a_receive_without_its_send_is_no_wait():
         0, 0, 1, 1, "Recv", EventKind.RECV, 5, 9, group="g", sequence=3, peer=-1, stall_us=7
     )
     batches = {0: [EventColumns.of([alone], (ProcessGroup("g", (0, 1)),))]}
-    (hint,) = hints_of(observed(HintState(), merge(batches, iteration=0)), JobFacts("j"))
+    (hint,) = hints_of(observed(HintState(), merge(view_of(batches, iteration=0))), JobFacts("j"))
     assert (hint.spread_us, hint.last_rank) == (0, 0)
 
 
 def test_an_iteration_without_calls_changes_nothing_but_its_number():
-    assert observed(HintState(), merge({}, iteration=3)) == HintState(3)
+    assert observed(HintState(), merge(view_of({}, iteration=3))) == HintState(3)
 
 
 def test_only_the_nearest_groups_are_said():

@@ -7,60 +7,136 @@ from typing import Any
 import pytest
 
 from rankdump.contract.errors import ProtocolError
-from rankdump.contract.events import Event, EventColumns, EventKind
-from rankdump.contract.status import RankEvents
+from rankdump.contract.events import OPEN, Event, EventColumns, EventKind
+from rankdump.contract.status import ClockEstimate, RankEvents
+from rankdump.contract.timeouts import GroupTimeout, Timeouts
+from rankdump.wire.convert import timeouts_to_wire
 from rankdump.wire.events import events_to_wire
 from rankdump.wire.v1 import coordinator_pb2, events_pb2, status_pb2
-from rankdumpd.coordinator.gather import report_from_wire
+from rankdumpd.coordinator.gather import Reader
+from rankdumpd.coordinator.gather.reading import MAX_TEXTS
+from rankdumpd.coordinator.values import Report
 
-OPEN = status_pb2.SESSION_STATE_OPEN
+SESSION_OPEN = status_pb2.SESSION_STATE_OPEN
 UNHEARD_OF = bytes([200])
+TOO_LARGE = 1 << 63
+
+
+def batch(*names: str) -> EventColumns:
+    """Return operators of those names, one after the other."""
+    events = [
+        Event(0, 0, at, at, name, EventKind.OPERATOR, 10 * at, 10 * at + 5)
+        for at, name in enumerate(names)
+    ]
+    return EventColumns.of(events)
+
+
+def of_rank(columns: events_pb2.EventColumns) -> coordinator_pb2.RankEvents:
+    return coordinator_pb2.RankEvents(job_id="j", rank=0, session_id="s", columns=columns)
 
 
 def wire_report(**changes) -> coordinator_pb2.ReportRequest:
-    events = EventColumns.of([Event(0, 0, 0, 0, "Op", EventKind.OPERATOR, 0, 0)])
+    session = status_pb2.SessionStatus(
+        job_id="j", session_id="s", rank=0, world_size=1, state=SESSION_OPEN
+    )
     parts: dict[str, Any] = {
         "agent_id": "a",
         "sequence": 1,
-        "sessions": [
-            status_pb2.SessionStatus(
-                job_id="j",
-                session_id="s",
-                rank=0,
-                world_size=1,
-                state=OPEN,
-            )
-        ],
+        "sessions": [session],
         "iterations": [status_pb2.IterationStatus(job_id="j", session_id="s", complete=True)],
-        "events": [coordinator_pb2.RankEvents(job_id="j", rank=0, columns=events_to_wire(events))],
+        "events": [of_rank(events_to_wire(batch("Op")))],
         "roots": {"j": "/tree"},
     }
     return coordinator_pb2.ReportRequest(**(parts | changes))
 
 
+def read(**changes) -> Report:
+    return Reader().read(wire_report(**changes))
+
+
 def test_a_report_comes_off_the_wire_whole() -> None:
     """Every part of a message is in the value."""
-    report = report_from_wire(wire_report(load=status_pb2.Load(queued_records=4)))
+    timeouts = Timeouts({"HCCL_EXEC_TIMEOUT": "68"}, (GroupTimeout("g", "gloo", 5),), {"x": 1.5})
+    report = read(
+        load=status_pb2.Load(queued_records=4),
+        clock=coordinator_pb2.ClockEstimate(offset_us=3, error_us=4, steps=5, known=True),
+        timeouts=[
+            coordinator_pb2.RankTimeouts(job_id="j", rank=2, timeouts=timeouts_to_wire(timeouts))
+        ],
+        host="h",
+        held_events=6,
+        lost_events=7,
+    )
     assert (report.agent_id, report.sequence, report.roots) == ("a", 1, {"j": "/tree"})
     assert (report.sessions[0].session_id, report.iterations[0].complete) == ("s", True)
     assert report.load.queued_records == 4
+    assert report.clock == ClockEstimate(3, 4, 5, True)
+    assert report.timeouts == (("j", 2, timeouts),)
+    assert (report.host, report.held_events, report.lost_events) == ("h", 6, 7)
+    assert report.items == 4
     ((source, columns),) = report.events
-    assert (source, [event.name for event in columns.events()]) == (RankEvents("j", 0), ["Op"])
+    assert source == RankEvents("j", 0, "s")
+    assert [event.name for event in columns.events()] == ["Op"]
+
+
+def test_texts_are_said_once_a_stream_and_shared() -> None:
+    """Batches point into the texts of their stream; a list grows, and a new one leaves the old."""
+    reader = Reader()
+
+    def columns(first: int, *texts: str, names: tuple[str, ...]) -> EventColumns:
+        message = events_to_wire(batch(*names), names=False)
+        said = coordinator_pb2.Texts(first=first, texts=texts)
+        report = reader.read(wire_report(texts=said, events=[of_rank(message)]))
+        return report.events[0][1]
+
+    one = columns(1, "A", "B", names=("A", "B"))
+    two = columns(3, "C", names=("A", "B", "C"))
+    assert one.names is two.names
+    three = columns(0, "", "Z", names=("Z",))
+    assert [event.name for event in one.events()] == ["A", "B"]
+    assert [event.name for event in two.events()] == ["A", "B", "C"]
+    assert [event.name for event in three.events()] == ["Z"]
+    with pytest.raises(ProtocolError, match="past 2 names"):
+        reader.read(wire_report(events=[of_rank(events_to_wire(batch("Z", "Y"), names=False))]))
+
+
+@pytest.mark.parametrize(
+    ("offset_us", "error_us", "known", "applied"),
+    [
+        (5_000, 20, True, 5_000),
+        (-5_000, 20, True, -5_000),
+        (15, 20, True, 0),
+        (-20, 20, True, 0),
+        (5_000, 20, False, 0),
+    ],
+)
+def test_times_are_those_of_the_coordinator(offset_us, error_us, known, applied) -> None:
+    """An offset that may be none is not applied; what has not ended stays open."""
+    event = Event(0, 0, 1, OPEN, "x", EventKind.BARRIER, 100, 100, group="g")
+    events = [of_rank(events_to_wire(EventColumns.of([event])))]
+    clock = coordinator_pb2.ClockEstimate(offset_us=offset_us, error_us=error_us, known=known)
+    (_, columns), *_ = read(events=events, clock=clock).events
+    (found,) = columns.events()
+    assert (found.start_us, found.end_us) == (100 + applied, 100 + applied)
+    assert found.end_position == OPEN
 
 
 @pytest.mark.parametrize(
     "changes",
     [
         {"agent_id": ""},
+        {"sequence": TOO_LARGE},
         {"sessions": [status_pb2.SessionStatus(job_id="j", session_id="s", world_size=1)]},
-        {"sessions": [status_pb2.SessionStatus(session_id="s", world_size=1, state=OPEN)]},
-        {"sessions": [status_pb2.SessionStatus(job_id="j", world_size=1, state=OPEN)]},
+        {"sessions": [status_pb2.SessionStatus(session_id="s", world_size=1, state=SESSION_OPEN)]},
+        {"sessions": [status_pb2.SessionStatus(job_id="j", world_size=1, state=SESSION_OPEN)]},
         {"sessions": [status_pb2.SessionStatus(job_id="j", session_id="s", rank=1, world_size=1,
-                                               state=OPEN)]},
+                                               state=SESSION_OPEN)]},
         {"sessions": [status_pb2.SessionStatus(job_id="j", session_id="s", world_size=1 << 31,
-                                               state=OPEN)]},
+                                               state=SESSION_OPEN)]},
         {"iterations": [status_pb2.IterationStatus(session_id="s")]},
         {"iterations": [status_pb2.IterationStatus(job_id="j")]},
+        {"iterations": [status_pb2.IterationStatus(job_id="j", session_id="s",
+                                                   iteration=TOO_LARGE)]},
         {"events": [coordinator_pb2.RankEvents(rank=0)]},
         {"events": [coordinator_pb2.RankEvents(job_id="j", rank=1 << 31)]},
         {"events": [coordinator_pb2.RankEvents(
@@ -68,6 +144,13 @@ def test_a_report_comes_off_the_wire_whole() -> None:
         {"events": [coordinator_pb2.RankEvents(
             job_id="j",
             columns=events_pb2.EventColumns(kind=UNHEARD_OF, count=1, position=bytes(8)))]},
+        {"events": [of_rank(events_pb2.EventColumns(
+            kind=b"\1", count=1, position=bytes(8), iteration=b"\xff" * 8))]},
+        {"timeouts": [coordinator_pb2.RankTimeouts(rank=0)]},
+        {"timeouts": [coordinator_pb2.RankTimeouts(job_id="j", rank=1 << 31)]},
+        {"texts": coordinator_pb2.Texts(first=2, texts=["x"])},
+        {"texts": coordinator_pb2.Texts(first=0, texts=["x"])},
+        {"texts": coordinator_pb2.Texts(first=1, texts=["x"] * MAX_TEXTS)},
         {"roots": {"j": "relative/tree"}},
         {"roots": {"": "/tree"}},
     ],
@@ -75,4 +158,12 @@ def test_a_report_comes_off_the_wire_whole() -> None:
 def test_a_report_that_contradicts_itself_is_refused(changes) -> None:
     """Ids that are missing, ranks and sizes out of bounds, ragged columns, relative trees."""
     with pytest.raises(ProtocolError):
-        report_from_wire(wire_report(**changes))
+        read(**changes)
+
+
+def test_a_stream_belongs_to_one_agent() -> None:
+    """Numbers of another agent on it would acknowledge what was never said."""
+    reader = Reader()
+    reader.read(wire_report())
+    with pytest.raises(ProtocolError, match="another's stream"):
+        reader.read(wire_report(agent_id="b"))

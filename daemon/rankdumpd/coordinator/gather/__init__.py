@@ -7,15 +7,29 @@ but readiness, and the clock is an argument.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable
 
-from rankdump.contract.status import Load
+from rankdump.contract.findings import Finding
+from rankdump.contract.status import RankEvents
 from rankdump.contract.timeouts import TimeoutHint
+from rankdumpd.coordinator.gather.agents import Agents
 from rankdumpd.coordinator.gather.job import Job
-from rankdumpd.coordinator.gather.reading import report_from_wire
-from rankdumpd.coordinator.values import Fleet, IterationView, JobView, Report
+from rankdumpd.coordinator.gather.pending import Parts, by_iteration
+from rankdumpd.coordinator.gather.reading import Reader
+from rankdumpd.coordinator.gather.recall import recall
+from rankdumpd.coordinator.gather.views import all_findings, iteration_view, job_view
+from rankdumpd.coordinator.kept import AgentRow, Row
+from rankdumpd.coordinator.values import (
+    Answer,
+    Book,
+    Fleet,
+    IterationView,
+    JobFacts,
+    Report,
+    Settled,
+)
 
-__all__ = ["Gather", "report_from_wire"]
+__all__ = ["Gather", "Reader"]
 
 
 class Gather:
@@ -25,92 +39,204 @@ class Gather:
         self._deadline_s = deadline_s
         self._lock = threading.Lock()
         self._jobs: dict[str, Job] = {}
-        self._taken: dict[str, int] = {}
-        self._loads: dict[str, Load] = {}
+        self._agents = Agents()
+        self._failed: dict[object, Row] = {}
         self._latest = ""
 
-    def take(self, report: Report, *, now_s: float) -> int:
-        """Take a report unless it is a repeat; return the highest number taken of its agent."""
+    def restore(self, rows: Iterable[Row], *, now_s: float, now_us: int) -> None:
+        """Remember what outlived an earlier process; called once, before anything else."""
         with self._lock:
-            taken = self._taken.get(report.agent_id, -1)
-            if report.sequence <= taken:
-                return taken
-            for job_id, root in report.roots.items():
-                self._job(job_id).name_root(root)
-            for session in report.sessions:
-                self._job(session.job_id).take_session(session)
-            # Events before balances: a balance may say that an iteration is complete.
-            for source, columns in report.events:
-                self._job(source.job_id).take_events(source.rank, columns, now_s=now_s)
-            for status in report.iterations:
-                self._job(status.job_id).take_balance(status)
-            self._taken[report.agent_id] = report.sequence
-            self._loads[report.agent_id] = report.load
-            return report.sequence
+            recall(rows, self._jobs, self._agents, now_s=now_s, now_us=now_us)
+            newest = max(self._jobs.values(), key=lambda job: job.heard_s, default=None)
+            self._latest = newest.job_id if newest else ""
+
+    def connected(self, agent_id: str, change: int, *, now_s: float) -> None:
+        """Note that a stream of an agent has begun, or ended."""
+        with self._lock:
+            self._agents.of(agent_id, now_s=now_s).streams += change
+
+    def take(self, report: Report, *, now_s: float) -> Answer:
+        """Take a report unless it is a repeat; return what its agent is to hear."""
+        # Before the lock: this is the only part that grows with the number of events.
+        parts = [(source, by_iteration(columns)) for source, columns in report.events]
+        with self._lock:
+            agent = self._agents.of(report.agent_id, now_s=now_s)
+            agent.take(report, now_s=now_s)
+            if report.sequence > agent.received:
+                number = agent.first_number(report)
+                self._take(report, parts, number, now_s=now_s)
+                agent.jobs.update(_named(report))
+                agent.received = report.sequence
+            warnings = tuple(
+                (job_id, text)
+                for job_id in sorted(agent.jobs)
+                if job_id in self._jobs
+                for text in self._jobs[job_id].warnings
+            )
+            return Answer(agent.acknowledged, agent.received, warnings)
 
     def next_ready(self, *, now_s: float, every: bool = False) -> IterationView | None:
-        """Hand out one iteration to be merged and forget its events; None when none is ready.
+        """Hand out one iteration to be published; None when none is ready.
 
-        Ready is an iteration that every rank has finished, in rising order; or, out of turn, one
-        first reported `deadline_s` ago. With `every`, all that has any events.
+        Ready is an iteration that every rank has finished, in rising order, or, out of turn, one
+        of which nothing came for `deadline_s`. With `every`, all that has any events. What is
+        handed out has to be settled before the next.
         """
         with self._lock:
             for job in self._jobs.values():
-                iteration = job.ready(now_s=now_s, deadline_s=0.0 if every else self._deadline_s)
-                if iteration is not None:
-                    return job.hand_out(iteration)
+                deadline_s = 0.0 if every else self._deadline_s
+                pending = job.ready(now_s=now_s, deadline_s=deadline_s)
+                if pending is not None:
+                    view = iteration_view(job, pending, provisional=False)
+                    job.hand_out(pending)
+                    return view
             return None
 
-    def pending(self, job_id: str) -> list[IterationView]:
-        """Return what is gathered of a job and not handed out, in rising order."""
+    def settle(self, job_id: str, settled: Settled) -> None:
+        """Keep what a handed-out iteration came to."""
+        with self._lock:
+            self._jobs[job_id].settle(settled)
+
+    def unpublished(self, job_id: str) -> tuple[Book | None, list[IterationView]]:
+        """Return how far a job's files are, and what comes after them as it is now."""
         with self._lock:
             job = self._jobs.get(job_id)
-            return [] if job is None else [job.view(iteration) for iteration in sorted(job.pending)]
+            if job is None:
+                return None, []
+            return job.book, [
+                iteration_view(job, each, provisional=True) for each in job.unpublished()
+            ]
 
-    def settle(
-        self, job_id: str, *, findings: Sequence[str], hints: Sequence[TimeoutHint] | None = None
-    ) -> None:
-        """Keep what a handed-out iteration came to; hints replace those kept before."""
+    def findings(self, job_id: str) -> list[Finding]:
+        """Return what is odd about a job's published iterations."""
+        with self._lock:
+            return all_findings(self._jobs[job_id]) if job_id in self._jobs else []
+
+    def waiting(self) -> list[IterationView]:
+        """Return the iterations in which somebody may be waiting."""
+        with self._lock:
+            return [
+                iteration_view(job, pending, provisional=True)
+                for job in self._jobs.values()
+                for pending in job.pending.values()
+                if pending.waits
+            ]
+
+    def facts(self, job_id: str) -> JobFacts:
+        """Return what hints need to know of a job."""
+        with self._lock:
+            return self._jobs[job_id].ranks.facts(job_id)
+
+    def kept(self, job_id: str) -> tuple[Book | None, str]:
+        """Return book and hint state of a job, as they were settled last."""
         with self._lock:
             job = self._jobs[job_id]
-            if hints is not None:
-                job.hints = tuple(hints)
-            job.add_findings(findings)
+            return job.book, job.hint_state
+
+    def show(
+        self, job_id: str, *, hints: tuple[TimeoutHint, ...], warnings: tuple[str, ...]
+    ) -> bool:
+        """Keep the present hints of a job; return whether they are others than before."""
+        with self._lock:
+            job = self._jobs.get(job_id)
+            changed = job is not None and job.hints != hints
+            if job is not None:
+                job.hints, job.warnings = hints, warnings
+            return changed
+
+    def changes(self, *, now_s: float, now_us: int) -> dict[object, Row]:
+        """Return what is to be written, to be answered by `committed` or `failed`."""
+        with self._lock:
+            rows, self._failed = self._failed, {}
+            for job in self._jobs.values():
+                rows.update(job.changes(now_s=now_s, now_us=now_us))
+            lowest = [each.lowest for job in self._jobs.values() for each in job.unpublished()]
+            for agent in self._agents.rows(lowest, now_s=now_s, now_us=now_us):
+                rows["agent", agent.agent_id] = agent
+            return rows
+
+    def committed(self, rows: Iterable[Row]) -> None:
+        """Acknowledge what has been written."""
+        with self._lock:
+            for row in rows:
+                if isinstance(row, AgentRow):
+                    self._agents.committed(row)
+
+    def failed(self, rows: dict[object, Row]) -> None:
+        """Keep what could not be written for the next time; nothing is acknowledged."""
+        with self._lock:
+            self._failed = rows
+
+    def finished(self, *, now_s: float, silent_s: float) -> list[tuple[str, float]]:
+        """Return jobs that are over and the seconds since they were heard, longest first."""
+        with self._lock:
+            ages = {
+                job.job_id: now_s - job.heard_s
+                for job in self._jobs.values()
+                if job.is_over(now_s=now_s, silent_s=silent_s)
+            }
+        return sorted(ages.items(), key=lambda each: -each[1])
+
+    def forget(self, job_id: str) -> None:
+        """Forget a job."""
+        with self._lock:
+            self._jobs.pop(job_id, None)
+            if self._latest == job_id:
+                self._latest = next(reversed(self._jobs), "")
+
+    def forget_agents(self, *, before_s: float) -> list[str]:
+        """Forget the agents that were not heard since then, and name them."""
+        with self._lock:
+            return self._agents.forget(before_s=before_s)
+
+    def job_ids(self) -> list[str]:
+        """Return every job there is."""
+        with self._lock:
+            return list(self._jobs)
 
     @property
     def backlog(self) -> int:
-        """Iterations with events that have not been handed out."""
+        """Iterations with events that have not been published."""
         with self._lock:
-            return sum(len(job.pending) for job in self._jobs.values())
+            return sum(len(job.unpublished()) for job in self._jobs.values())
 
-    def fleet(self) -> Fleet:
+    def fleet(self, *, now_s: float) -> Fleet:
         """Return a snapshot of all that is known, without the events."""
         with self._lock:
-            jobs = {job_id: _job_view(job) for job_id, job in self._jobs.items()}
-            return Fleet(jobs=jobs, latest=self._latest, load=_total(list(self._loads.values())))
+            return Fleet(
+                jobs={job_id: job_view(job, now_s=now_s) for job_id, job in self._jobs.items()},
+                latest=self._latest,
+                agents=tuple(agent.status(now_s=now_s) for agent in self._agents.all.values()),
+            )
 
-    def _job(self, job_id: str) -> Job:
-        self._latest = job_id
-        return self._jobs.setdefault(job_id, Job(job_id))
+    def _take(
+        self, report: Report, events: list[tuple[RankEvents, Parts]], number: int, *, now_s: float
+    ) -> None:
+        for job_id in _named(report):
+            job = self._jobs.setdefault(job_id, Job(job_id, now_s=now_s))
+            job.heard_s, job.heard = now_s, True
+            self._latest = job_id
+        for job_id, root in report.roots.items():
+            self._jobs[job_id].roots[root] = None
+        origin = report.agent_id, report.sequence
+        for session in report.sessions:
+            self._jobs[session.job_id].take_session(session, origin)
+        for job_id, rank, timeouts in report.timeouts:
+            self._jobs[job_id].take_timeouts(rank, timeouts)
+        # Events before balances: a balance may say that an iteration is complete.
+        for source, parts in events:
+            self._jobs[source.job_id].take_events(
+                source, parts, agent_id=report.agent_id, number=number, now_s=now_s
+            )
+        for status in report.iterations:
+            self._jobs[status.job_id].take_balance(status, origin, now_s=now_s)
 
 
-def _job_view(job: Job) -> JobView:
-    return JobView(
-        job_id=job.job_id,
-        roots=tuple(job.roots),
-        sessions=tuple(job.sessions.values()),
-        iterations=tuple(job.balances.values()),
-        hints=job.hints,
-        findings=job.all_findings(),
-    )
-
-
-def _total(loads: Sequence[Load]) -> Load:
-    """Return what is under way on all hosts, and the room on the fullest one."""
-    fullest = min(loads, key=lambda load: load.disk_free_bytes, default=Load())
-    return Load(
-        queued_records=sum(load.queued_records for load in loads),
-        queued_bytes=sum(load.queued_bytes for load in loads),
-        disk_free_bytes=fullest.disk_free_bytes,
-        disk_total_bytes=fullest.disk_total_bytes,
-    )
+def _named(report: Report) -> set[str]:
+    """Return the jobs that a report speaks of."""
+    parts = (*report.sessions, *report.iterations, *(source for source, _ in report.events))
+    return {
+        *report.roots,
+        *(part.job_id for part in parts),
+        *(job_id for job_id, _, _ in report.timeouts),
+    }

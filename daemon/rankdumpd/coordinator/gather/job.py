@@ -2,165 +2,197 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import islice
-
-import numpy as np
+import dataclasses
 
 from rankdump.contract.events import EventColumns, ProcessGroup
-from rankdump.contract.status import IterationStatus, SessionState, SessionStatus
-from rankdump.contract.timeouts import TimeoutHint
-from rankdumpd.coordinator.values import IterationView
+from rankdump.contract.findings import Finding
+from rankdump.contract.status import IterationStatus, RankEvents, SessionStatus
+from rankdump.contract.timeouts import TimeoutHint, Timeouts
+from rankdumpd.coordinator.gather.pending import Parts, Pending
+from rankdumpd.coordinator.gather.published import Published
+from rankdumpd.coordinator.gather.ranks import Ranks
+from rankdumpd.coordinator.kept import (
+    BalanceRow,
+    FindingRow,
+    JobRow,
+    PublishedRow,
+    Row,
+    SessionRow,
+    SettledRow,
+    TimeoutsRow,
+)
+from rankdumpd.coordinator.values import Book, Settled
 
 MAX_FINDINGS = 1000
 """Findings kept of a job; the rest is counted here and stands in the job's file."""
-_LATE_NAMED = 8
-
-
-@dataclass(slots=True)
-class Pending:
-    """Events of one iteration."""
-
-    first_s: float
-    """When the first of them came."""
-    events: dict[int, list[EventColumns]] = field(default_factory=dict[int, list[EventColumns]])
+QUIET_S = 5.0
+"""A job whose sessions are all closed is over when nothing came for so long."""
 
 
 class Job:
-    """Sessions, balances and unpublished events of one job."""
+    """Ranks, unpublished events and findings of one job, and what of it is not on disk yet."""
 
-    def __init__(self, job_id: str) -> None:
+    def __init__(self, job_id: str, *, now_s: float) -> None:
         self.job_id = job_id
+        self.first_s = self.heard_s = now_s
+        self.heard = False
+        """Something came since it was last written down."""
         self.roots: dict[str, None] = {}
-        self.sessions: dict[str, SessionStatus] = {}
-        self.balances: dict[tuple[str, int], IterationStatus] = {}
+        self.ranks = Ranks()
         self.pending: dict[int, Pending] = {}
+        # Of a run that is over: a rank of theirs has started anew.
+        self.sealed: list[Pending] = []
+        self.handed: Pending | None = None
+        self.rows: dict[object, Row] = {}
+        """Changed since they were last written, by their keys."""
+        self.published = Published(job_id, self.rows)
+        self.book: Book | None = None
+        self.hint_state = ""
         self.hints: tuple[TimeoutHint, ...] = ()
-        self._world_size = 0
-        self._session_of_rank: dict[int, str] = {}
-        self._groups: dict[int, dict[str, ProcessGroup]] = {}
-        # Iterations handed out, with the ranks that had finished them; None means every rank.
-        self._handed_out: dict[int, frozenset[int] | None] = {}
-        self._findings: list[str] = []
-        self._more_findings = 0
-        self._late_events: dict[tuple[int, int], int] = {}
+        self.warnings: tuple[str, ...] = ()
+        self.findings: list[Finding] = []
+        self.more_findings = 0
+        self._groups: dict[int, tuple[ProcessGroup, ...]] = {}
 
-    def name_root(self, root: str) -> None:
-        """Remember a tree of the job; the first one named is where the order goes."""
-        self.roots[root] = None
+    def take_session(self, session: SessionStatus, origin: tuple[str, int]) -> None:
+        """Take the state of a session; `origin` is agent and number of the report it came in."""
+        run = self.ranks.run
+        self.ranks.take_session(session)
+        if self.ranks.run != run:
+            self.sealed += (self.pending[iteration] for iteration in sorted(self.pending))
+            self.pending.clear()
+        self.rows["session", session.session_id] = SessionRow(session, *origin)
 
-    def take_session(self, session: SessionStatus) -> None:
-        """Take the state of a session; a rank's newest one speaks for the rank."""
-        if session.session_id not in self.sessions:
-            if session.rank in self._session_of_rank:
-                # A rank that starts over counts its iterations anew.
-                self._handed_out.clear()
-            self._session_of_rank[session.rank] = session.session_id
-            self._world_size = session.world_size
-        self.sessions[session.session_id] = session
+    def take_balance(
+        self, status: IterationStatus, origin: tuple[str, int], *, now_s: float
+    ) -> None:
+        """Take a balance; the deadline of its iteration begins anew."""
+        iteration = status.iteration
+        self.ranks.take_balance(status, needed=self.needs(iteration))
+        if iteration in self.pending:
+            self.pending[iteration].last_s = now_s
+        self.rows["balance", status.session_id, iteration] = BalanceRow(status, *origin)
 
-    def take_balance(self, status: IterationStatus) -> None:
-        """Take the balance of one iteration of one rank."""
-        self.balances[status.session_id, status.iteration] = status
+    def take_timeouts(self, rank: int, timeouts: Timeouts) -> None:
+        """Take what a rank knows of its limits."""
+        self.ranks.take_timeouts(rank, timeouts)
+        self.rows["timeouts", rank] = TimeoutsRow(self.job_id, rank, timeouts)
 
-    def take_events(self, rank: int, columns: EventColumns, *, now_s: float) -> None:
+    def needs(self, iteration: int) -> bool:
+        """Return whether an iteration of the present run is still to be published."""
+        return (self.ranks.run, iteration) not in self.published
+
+    def take_events(
+        self,
+        source: RankEvents,
+        parts: Parts,
+        *,
+        agent_id: str,
+        number: int,
+        now_s: float,
+    ) -> None:
         """Take a batch of events, each to its iteration; count those that come too late."""
-        known = self._groups.setdefault(rank, {})
-        known.update((group.name, group) for group in columns.groups)
-        for iteration, part in _by_iteration(columns, tuple(known.values())):
-            if iteration not in self._handed_out:
-                pending = self.pending.setdefault(iteration, Pending(now_s))
-                pending.events.setdefault(rank, []).append(part)
-                continue
-            finished = self._handed_out[iteration]
-            # A rank that had finished can only be repeating itself, after its agent restarted.
-            if finished is not None and rank not in finished:
-                key = (iteration, rank)
-                self._late_events[key] = self._late_events.get(key, 0) + len(part)
+        rank, run = source.rank, self.ranks.run
+        left = self.ranks.has_left(rank, source.session_id)
+        for iteration, part in parts:
+            groups = self._known_groups(rank, part)
+            if left:
+                self.published.late(run - 1, iteration, rank, part)
+            elif not self.needs(iteration):
+                self.published.late(run, iteration, rank, part)
+            else:
+                pending = self.pending.setdefault(iteration, Pending(iteration, run, now_s, now_s))
+                part = dataclasses.replace(part, groups=groups)
+                pending.add(rank, part, agent_id=agent_id, number=number, now_s=now_s)
 
-    def ready(self, *, now_s: float, deadline_s: float) -> int | None:
+    def ready(self, *, now_s: float, deadline_s: float) -> Pending | None:
         """Return the lowest iteration whose turn it is, or one that is overdue."""
-        waiting = False
+        if self.sealed:
+            return self.sealed[0]
+        waiting = not self.roots
         for iteration in sorted(self.pending):
-            if now_s - self.pending[iteration].first_s >= deadline_s:
-                return iteration
-            if not waiting and self.roots and self._complete(iteration):
-                return iteration
+            pending = self.pending[iteration]
+            if now_s - pending.last_s >= deadline_s:
+                return pending
+            if not waiting and (self._complete(iteration) or self._over(now_s, deadline_s)):
+                return pending
             waiting = True
         return None
 
-    def hand_out(self, iteration: int) -> IterationView:
-        """Return an iteration and forget its events."""
-        view = self.view(iteration)
-        del self.pending[iteration]
-        complete = self._complete(iteration)
-        self._handed_out[iteration] = None if complete else frozenset(self._finished(iteration))
-        return view
-
-    def view(self, iteration: int) -> IterationView:
-        """Return what is gathered of an iteration."""
-        pending = self.pending[iteration]
-        gone = self._finished(iteration)
-        late = (rank for rank in range(self._world_size) if rank not in gone)
-        return IterationView(
+    def hand_out(self, pending: Pending) -> None:
+        """Let an iteration be published; from now on its events are late."""
+        if pending in self.sealed:
+            self.sealed.remove(pending)
+        else:
+            del self.pending[pending.iteration]
+        finished = self.ranks.finished(pending.iteration)
+        complete = self._complete(pending.iteration)
+        reached = {} if complete else pending.reached()
+        row = PublishedRow(
             job_id=self.job_id,
-            iteration=iteration,
-            root=next(iter(self.roots), ""),
-            events={rank: tuple(batches) for rank, batches in pending.events.items()},
-            excluded=frozenset(self._excluded()),
-            late=tuple(islice(late, _LATE_NAMED)),
-            late_count=max(0, self._world_size - len(gone)),
+            run=pending.run,
+            iteration=pending.iteration,
+            events=pending.count,
+            finished=None if complete else tuple(sorted(finished)),
+            positions={rank: at for rank, at in reached.items() if rank not in finished},
+        )
+        self.published.begin(row)
+        self.handed = pending
+
+    def settle(self, settled: Settled) -> None:
+        """Keep what the iteration handed out came to."""
+        pending, self.handed = self.handed, None
+        if pending is None:
+            return
+        self.published.end(pending.run, pending.iteration, written=settled.written)
+        self.ranks.published(pending.iteration)
+        self.book, self.hint_state = settled.book, settled.hint_state
+        for finding in settled.findings:
+            self._find(finding)
+        self.rows["settled"] = SettledRow(
+            self.job_id, self.book, self.hint_state, self.more_findings
         )
 
-    def add_findings(self, findings: Sequence[str]) -> None:
-        """Keep findings, and count those there is no room for."""
-        room = MAX_FINDINGS - len(self._findings)
-        self._findings += findings[:room]
-        self._more_findings += max(0, len(findings) - room)
+    def unpublished(self) -> list[Pending]:
+        """Return all that is not in the tree yet, in the order in which it will be."""
+        handed = [] if self.handed is None else [self.handed]
+        return [*handed, *self.sealed, *(self.pending[at] for at in sorted(self.pending))]
 
-    def all_findings(self) -> tuple[str, ...]:
-        """Return what was found so far, in this job's words."""
-        late = (
-            f"iteration {iteration}: {count} events of rank {rank} came after it was published "
-            "and are not in the order"
-            for (iteration, rank), count in self._late_events.items()
-        )
-        more = f"{self._more_findings} more findings are in the file beside the order"
-        return (*self._findings, *([more] if self._more_findings else []), *late)
+    def changes(self, *, now_s: float, now_us: int) -> dict[object, Row]:
+        """Return what has changed since the last call, by its keys."""
+        rows: dict[object, Row] = {(self.job_id, key): row for key, row in self.rows.items()}
+        self.rows.clear()
+        if self.heard:
+            first_us, heard_us = (
+                now_us - int((now_s - at) * 1e6) for at in (self.first_s, self.heard_s)
+            )
+            rows[self.job_id, "job"] = JobRow(self.job_id, tuple(self.roots), first_us, heard_us)
+            self.heard = False
+        return rows
+
+    def is_over(self, *, now_s: float, silent_s: float) -> bool:
+        """Return whether no more is to be expected of the job."""
+        silent = now_s - self.heard_s >= silent_s
+        return not self.unpublished() and (silent or self.ranks.all_over())
+
+    def _find(self, finding: Finding) -> None:
+        number = len(self.findings)
+        if number == MAX_FINDINGS:
+            self.more_findings += 1
+            return
+        self.findings.append(finding)
+        self.rows["finding", number] = FindingRow(self.job_id, number, finding)
 
     def _complete(self, iteration: int) -> bool:
-        return 0 < self._world_size <= len(self._finished(iteration))
+        return 0 < self.ranks.world_size <= len(self.ranks.finished(iteration))
 
-    def _finished(self, iteration: int) -> set[int]:
-        """Return the ranks from which nothing more of an iteration is to be expected."""
-        return {
-            rank
-            for rank, session_id in self._session_of_rank.items()
-            if rank < self._world_size and self._is_finished(self.sessions[session_id], iteration)
-        }
+    def _over(self, now_s: float, deadline_s: float) -> bool:
+        return now_s - self.heard_s >= min(QUIET_S, deadline_s) and self.ranks.all_over()
 
-    def _is_finished(self, session: SessionStatus, iteration: int) -> bool:
-        balance = self.balances.get((session.session_id, iteration))
-        closed = session.state is SessionState.CLOSED or bool(session.excluded)
-        return closed or (balance is not None and balance.complete)
-
-    def _excluded(self) -> Iterator[int]:
-        for rank, session_id in self._session_of_rank.items():
-            if self.sessions[session_id].excluded:
-                yield rank
-
-
-def _by_iteration(
-    columns: EventColumns, groups: tuple[ProcessGroup, ...]
-) -> Iterator[tuple[int, EventColumns]]:
-    """Yield the events of each iteration, with every group their rank has declared so far."""
-    numbers = columns.columns["iteration"]
-    iterations: list[int] = np.unique(numbers).tolist()
-    for iteration in iterations:
-        if len(iterations) == 1:
-            yield iteration, EventColumns(columns.names, groups, columns.columns)
-            return
-        chosen = numbers == iteration
-        part = {name: column[chosen] for name, column in columns.columns.items()}
-        yield iteration, EventColumns(columns.names, groups, part)
+    def _known_groups(self, rank: int, part: EventColumns) -> tuple[ProcessGroup, ...]:
+        """Return every group that a rank has declared so far: it need not repeat them."""
+        known = self._groups.get(rank, ())
+        if part.groups and part.groups != known:
+            known = tuple({group.name: group for group in (*known, *part.groups)}.values())
+            self._groups[rank] = known
+        return known

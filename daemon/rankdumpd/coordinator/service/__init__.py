@@ -1,4 +1,4 @@
-"""The coordinator, room by room: gather, then merge and hints, then publish."""
+"""The coordinator, room by room: gather, then merge and hints, then publish, then the state."""
 
 from __future__ import annotations
 
@@ -6,35 +6,47 @@ import logging
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import grpc
 
+from rankdump.contract.findings import Finding
 from rankdump.contract.status import OrderEntry
 from rankdump.wire.v1 import coordinator_pb2
 from rankdump.wire.v1.coordinator_pb2_grpc import add_CoordinatorServiceServicer_to_server
 from rankdumpd.coordinator.gather import Gather
-from rankdumpd.coordinator.hints import HintState, hints_of, observed
 from rankdumpd.coordinator.merge import merge
-from rankdumpd.coordinator.publish import Publisher, published
+from rankdumpd.coordinator.publish import published
+from rankdumpd.coordinator.service.hinting import Hinting
+from rankdumpd.coordinator.service.keeping import Keeping
+from rankdumpd.coordinator.service.publishing import Publishing
 from rankdumpd.coordinator.service.servicer import CoordinatorServicer
-from rankdumpd.coordinator.values import Book, Fleet, GlobalOrder, IterationView, JobFacts, Report
+from rankdumpd.coordinator.state import State
+from rankdumpd.coordinator.values import Answer, Fleet, Report
+from rankdumpd.settings import CoordinatorSettings
 
 _LOG = logging.getLogger(__name__)
 _TICK_S = 0.2
-"""Longest wait before an iteration that has become ready is published."""
+"""Longest wait before what has come is in the state, and what is ready is published."""
+_LOOK_S = 1.0
+"""Between two looks at who waits at present."""
+_RETIRE_S = 3600.0
 
 
 class Coordinator:
     """Takes the reports of all agents and publishes the order of each job."""
 
-    def __init__(self, *, deadline_s: float) -> None:
-        self._gather = Gather(deadline_s=deadline_s)
-        self._publisher = Publisher()
-        self._books: dict[str, Book] = {}
-        # Held from taking an iteration out of the gathered ones until it is in the file.
-        self._publishing = threading.Lock()
-        self._unpublished = 0
-        self._hint_states: dict[str, HintState] = {}
+    def __init__(self, settings: CoordinatorSettings, *, ends_with_job: bool = False) -> None:
+        """With `ends_with_job` nobody will come back to what is not complete at the end."""
+        self._settings = settings
+        self._ends_with_job = ends_with_job
+        self._gather = Gather(deadline_s=settings.deadline_s)
+        self._hinting = Hinting(self._gather)
+        self._state: State | None = None
+        self._keeping: Keeping | None = None
+        self._publishing: Publishing | None = None
+        # Held by whoever publishes and writes the state; never while a report is taken.
+        self._working = threading.Lock()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -45,108 +57,111 @@ class Coordinator:
             service.full_name for service in coordinator_pb2.DESCRIPTOR.services_by_name.values()
         )
 
+    @property
+    def problem(self) -> str:
+        """Why the state cannot be written; empty when it can."""
+        return self._keeping.problem if self._keeping else ""
+
     def register(self, server: grpc.Server) -> None:
         """Add the services to a server that has not started yet."""
         add_CoordinatorServiceServicer_to_server(CoordinatorServicer(self), server)
 
     def start(self) -> None:
-        """Begin to publish what is ready, in a thread of its own."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="coordinator", daemon=True)
-            self._thread.start()
+        """Go on where an earlier process ended; ConfigError when another one has its state."""
+        if self._thread is not None:
+            return
+        self._state = State(Path(self._settings.state_dir))
+        self._keeping = Keeping(self._gather, self._state, self._settings)
+        self._publishing = Publishing(
+            self._gather,
+            self._hinting,
+            self._keeping,
+            trace_events=self._settings.trace_events,
+        )
+        self._keeping.recall()
+        self._hinting.recall()
+        self._thread = threading.Thread(target=self._run, name="rankdumpd-coordinator", daemon=True)
+        self._thread.start()
 
     def drain(self, timeout_s: float) -> int:
-        """Publish all that is gathered, complete or not; return how many iterations are not."""
+        """Publish what is complete, or all when the job ends here; return what is left."""
+        if self._keeping is None or self._publishing is None:
+            return 0
         deadline_s = time.monotonic() + timeout_s
-        before = self._unpublished
-        while self._publish_next(every=True):
-            if time.monotonic() >= deadline_s:
-                break
-        return self._gather.backlog + self._unpublished - before
+        lost = self._publishing.lost
+        with self._working:
+            while self._publishing.next(every=self._ends_with_job):
+                if time.monotonic() >= deadline_s:
+                    break
+            self._keeping.flush()
+        return self._gather.backlog + self._publishing.lost - lost
 
     def stop(self) -> None:
-        """Stop publishing; what has not been drained is lost. Safe to call again."""
+        """End at once; agents keep what was not acknowledged. Safe to call again."""
         self._stopping.set()
         if self._thread is not None:
             self._thread.join()
             self._thread = None
+        if self._state is not None:
+            self._state.close()
+            self._state = None
 
-    def take(self, report: Report) -> int:
-        """Take a report; return the highest number taken of its agent."""
+    def connected(self, agent_id: str, change: int) -> None:
+        """Note that a stream of an agent has begun (1) or ended (-1)."""
+        self._gather.connected(agent_id, change, now_s=time.monotonic())
+
+    def take(self, report: Report) -> Answer:
+        """Take a report; return what its agent is to hear."""
         return self._gather.take(report, now_s=time.monotonic())
 
     def fleet(self) -> Fleet:
         """Return what is known of all jobs."""
-        return self._gather.fleet()
+        return self._gather.fleet(now_s=time.monotonic())
 
-    def order(self, job_id: str) -> Iterator[OrderEntry]:
-        """Return the published order of a job, then what is gathered so far, merged as it is."""
-        with self._publishing:
-            book = self._books.get(job_id, Book("", {}, 0))
-            pending = self._gather.pending(job_id)
-        return _continued(published(book), pending, book.position)
+    def order(self, job_id: str, graph: int | None = None) -> Iterator[OrderEntry | Finding]:
+        """Return the published order of a job, then what is gathered so far, merged as it is.
+
+        Findings of an iteration that still runs are provisional.
+        """
+        yield from self._gather.findings(job_id)
+        book, views = self._gather.unpublished(job_id)
+        if book is not None:
+            yield from published(book, graph)
+        position = 0 if book is None else book.position
+        for view in views:
+            order = merge(view)
+            yield from order.findings
+            entries = order.entries(position)
+            yield from (entry for entry in entries if graph in (None, entry.graph))
+            position += len(order)
+
+    def findings(self, job_id: str) -> Iterator[Finding]:
+        """Return what is odd about the order of a job."""
+        yield from self._gather.findings(job_id)
+        for view in self._gather.unpublished(job_id)[1]:
+            yield from merge(view).findings
 
     def _run(self) -> None:
+        look_s = retire_s = time.monotonic()
         while not self._stopping.wait(_TICK_S):
             try:
-                while not self._stopping.is_set() and self._publish_next():
-                    pass
+                now_s = time.monotonic()
+                self._work(look=now_s >= look_s, retire=now_s >= retire_s)
+                look_s = now_s + _LOOK_S if now_s >= look_s else look_s
+                retire_s = now_s + _RETIRE_S if now_s >= retire_s else retire_s
             except Exception:
                 # The edge of the thread: without it, nothing would be published ever again.
                 _LOG.exception("publishing failed and goes on with the next iteration")
 
-    def _publish_next(self, *, every: bool = False) -> bool:
-        """Publish one iteration; return whether there was one."""
-        with self._publishing:
-            view = self._gather.next_ready(now_s=time.monotonic(), every=every)
-            if view is None:
-                return False
-            try:
-                self._publish(view, _merged(view))
-            except Exception as error:
-                # The edge of the worker: one bad iteration must not hold up the others.
-                _LOG.exception("job %s, iteration %d", view.job_id, view.iteration)
-                self._unpublished += 1
-                lost = f"iteration {view.iteration}: its events are lost: {error!r}"
-                self._gather.settle(view.job_id, findings=(lost,))
-            return True
-
-    def _publish(self, view: IterationView, order: GlobalOrder) -> None:
-        job_id = view.job_id
-        findings = [*_lateness(view), *order.findings]
-        book, problem = self._publisher.append(
-            order, job_id=job_id, root=view.root, book=self._books.get(job_id)
-        )
-        if book is not None:
-            self._books[job_id] = book
-        else:
-            self._unpublished += 1
-            findings.append(problem)
-        state = observed(self._hint_states.get(job_id, HintState()), order)
-        self._hint_states[job_id] = state
-        sessions = self._gather.fleet().jobs[job_id].sessions
-        facts = JobFacts(job_id, sessions={session.rank: session for session in sessions})
-        self._gather.settle(job_id, findings=findings, hints=hints_of(state, facts))
-
-
-def _merged(view: IterationView) -> GlobalOrder:
-    return merge(view)
-
-
-def _lateness(view: IterationView) -> Iterator[str]:
-    """Say which ranks an iteration is merged without having heard all of."""
-    if view.late_count:
-        named = " ".join(map(str, view.late))
-        more = view.late_count - len(view.late)
-        others = f" and {more} more" if more else ""
-        yield f"iteration {view.iteration}: merged before rank {named}{others} had finished it"
-
-
-def _continued(
-    published: Iterator[OrderEntry], pending: list[IterationView], position: int
-) -> Iterator[OrderEntry]:
-    yield from published
-    for view in pending:
-        order = _merged(view)
-        yield from order.entries(position)
-        position += len(order)
+    def _work(self, *, look: bool, retire: bool) -> None:
+        if self._keeping is None or self._publishing is None:
+            return
+        with self._working:
+            while not self._stopping.is_set() and self._publishing.next():
+                pass
+            self._keeping.flush()
+            if look:
+                self._hinting.look(now_us=time.time_ns() // 1000)
+            if retire:
+                for job_id in self._keeping.retire():
+                    self._hinting.forget(job_id)

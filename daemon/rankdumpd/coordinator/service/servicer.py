@@ -10,34 +10,43 @@ from typing import Protocol
 import grpc
 
 from rankdump.contract.errors import RankdumpError, RefusedError
-from rankdump.contract.status import OrderEntry, StatusView
+from rankdump.contract.findings import Finding
+from rankdump.contract.status import OrderEntry
 from rankdump.wire.errors import code_of
 from rankdump.wire.v1 import coordinator_pb2 as pb
-from rankdump.wire.v1 import status_pb2
 from rankdump.wire.v1.coordinator_pb2_grpc import CoordinatorServiceServicer
-from rankdump.wire.views import entry_to_wire, timeout_hint_to_wire, view_to_wire
-from rankdumpd.coordinator.gather import report_from_wire
-from rankdumpd.coordinator.values import Fleet, JobView, Report
-
-_PAGE_ENTRIES = 1000
-_PAGE_BYTES = 1 << 20
-_MAX_BALANCES = 20_000
-"""Balances in one answer: more of them would pass the limit that gRPC sets for a message."""
+from rankdump.wire.views import timeout_hint_to_wire, view_to_wire
+from rankdumpd.coordinator.gather import Reader
+from rankdumpd.coordinator.service.answers import chosen, pages, status_of
+from rankdumpd.coordinator.values import Answer, Fleet, Report
 
 
 class Desk(Protocol):
     """What the coordinator offers to its callers."""
 
-    def take(self, report: Report) -> int:
-        """Take a report; return the highest number taken of its agent."""
+    @property
+    def problem(self) -> str:
+        """What is wrong with the coordinator itself; empty when nothing is."""
+        ...
+
+    def connected(self, agent_id: str, change: int) -> None:
+        """Note that a stream of an agent has begun (1) or ended (-1)."""
+        ...
+
+    def take(self, report: Report) -> Answer:
+        """Take a report."""
         ...
 
     def fleet(self) -> Fleet:
         """Return what is known of all jobs."""
         ...
 
-    def order(self, job_id: str) -> Iterator[OrderEntry]:
-        """Return the order of a job as far as it is known."""
+    def order(self, job_id: str, graph: int | None) -> Iterator[OrderEntry | Finding]:
+        """Return the order of a job as far as it is known, of one graph or of all."""
+        ...
+
+    def findings(self, job_id: str) -> Iterator[Finding]:
+        """Return what is odd about it."""
         ...
 
 
@@ -50,11 +59,19 @@ class CoordinatorServicer(CoordinatorServiceServicer):
     def Report(  # noqa: N802 - the name is the generated base class's
         self, request_iterator: Iterator[pb.ReportRequest], context: grpc.ServicerContext
     ) -> Iterator[pb.ReportResponse]:
-        """Take one report after the other, and acknowledge each once it is taken."""
+        """Take one report after the other, and answer each once it is taken."""
+        reader, agent_id = Reader(), ""
         with _mapped(context):
-            for message in request_iterator:
-                taken = self._desk.take(report_from_wire(message))
-                yield pb.ReportResponse(acknowledged_sequence=taken)
+            try:
+                for message in request_iterator:
+                    report = reader.read(message)
+                    if not agent_id:
+                        agent_id = report.agent_id
+                        self._desk.connected(agent_id, 1)
+                    yield _response(self._desk.take(report))
+            finally:
+                if agent_id:
+                    self._desk.connected(agent_id, -1)
 
     def Clock(  # noqa: N802 - the name is the generated base class's
         self, request: pb.ClockRequest, context: grpc.ServicerContext
@@ -66,35 +83,43 @@ class CoordinatorServicer(CoordinatorServiceServicer):
     def Status(  # noqa: N802 - the name is the generated base class's
         self, request: pb.CoordinatorStatusRequest, context: grpc.ServicerContext
     ) -> pb.CoordinatorStatusResponse:
-        """Return sessions, balances and findings of one job, or of all."""
+        """Return the whole picture of one job, or of all."""
         with _mapped(context):
             fleet = self._desk.fleet()
-            view = _status(fleet, _chosen(fleet, request.job_id))
+            view = status_of(fleet, chosen(fleet, request.job_id), self._desk.problem)
             return pb.CoordinatorStatusResponse(view=view_to_wire(view))
 
     def Order(  # noqa: N802 - the name is the generated base class's
         self, request: pb.OrderRequest, context: grpc.ServicerContext
     ) -> Iterator[pb.OrderResponse]:
-        """Stream the order of a job in pages, its findings on the first; graph 0 means all."""
+        """Stream the order of a job in pages, and its findings; or the findings alone."""
         with _mapped(context):
             fleet = self._desk.fleet()
             if not fleet.latest:
                 raise RefusedError("no job has reported yet")
-            (job,) = _chosen(fleet, request.job_id or fleet.latest)
-            entries = self._desk.order(job.job_id)
-            if request.graph:
-                entries = (entry for entry in entries if entry.graph == request.graph)
-            yield from _pages(entries, job.findings)
+            (job,) = chosen(fleet, request.job_id or fleet.latest)
+            if request.findings_only:
+                yield from pages(self._desk.findings(job.job_id))
+            else:
+                graph = request.graph if request.one_graph else None
+                yield from pages(self._desk.order(job.job_id, graph))
 
     def Hints(  # noqa: N802 - the name is the generated base class's
         self, request: pb.HintsRequest, context: grpc.ServicerContext
     ) -> pb.HintsResponse:
         """Return the hints of one job, or of all."""
         with _mapped(context):
-            jobs = _chosen(self._desk.fleet(), request.job_id)
-            return pb.HintsResponse(
-                hints=[timeout_hint_to_wire(hint) for job in jobs for hint in job.hints]
-            )
+            jobs = chosen(self._desk.fleet(), request.job_id)
+            hints = (timeout_hint_to_wire(hint) for job in jobs for hint in job.hints)
+            return pb.HintsResponse(hints=hints)
+
+
+def _response(answer: Answer) -> pb.ReportResponse:
+    return pb.ReportResponse(
+        acknowledged_sequence=answer.acknowledged,
+        received_sequence=answer.received,
+        warnings=[pb.JobWarning(job_id=job_id, text=text) for job_id, text in answer.warnings],
+    )
 
 
 @contextmanager
@@ -104,40 +129,3 @@ def _mapped(context: grpc.ServicerContext) -> Generator[None, None, None]:
         yield
     except RankdumpError as error:
         context.abort(code_of(error), str(error))
-
-
-def _chosen(fleet: Fleet, job_id: str) -> list[JobView]:
-    """Return the job of that id, or every job when there is no id; RefusedError if unknown."""
-    if not job_id:
-        return list(fleet.jobs.values())
-    if job_id not in fleet.jobs:
-        known = ", ".join(fleet.jobs) or "none"
-        raise RefusedError(f"job {job_id!r} has not reported; known: {known}")
-    return [fleet.jobs[job_id]]
-
-
-def _status(fleet: Fleet, jobs: list[JobView]) -> StatusView:
-    balances = [balance for job in jobs for balance in job.iterations]
-    findings = [finding for job in jobs for finding in job.findings]
-    if len(balances) > _MAX_BALANCES:
-        findings.append(f"{len(balances) - _MAX_BALANCES} older balances are not in this answer")
-    return StatusView(
-        sessions=tuple(session for job in jobs for session in job.sessions),
-        iterations=tuple(balances[-_MAX_BALANCES:]),
-        load=fleet.load,
-        roots=tuple(dict.fromkeys(root for job in jobs for root in job.roots)),
-        findings=tuple(findings),
-    )
-
-
-def _pages(entries: Iterator[OrderEntry], findings: tuple[str, ...]) -> Iterator[pb.OrderResponse]:
-    page, size = pb.OrderResponse(findings=[status_pb2.Finding(text=text) for text in findings]), 0
-    for entry in entries:
-        message = entry_to_wire(entry)
-        if len(page.entries) == _PAGE_ENTRIES or size > _PAGE_BYTES:
-            yield page
-            page, size = pb.OrderResponse(), 0
-        page.entries.append(message)
-        size += message.ByteSize()
-    if page.entries or page.findings:
-        yield page

@@ -1,0 +1,117 @@
+"""How the ranks of one job stand; its owner holds the lock. No I/O, and no clock."""
+
+from __future__ import annotations
+
+from rankdump.contract.status import IterationStatus, SessionState, SessionStatus
+from rankdump.contract.timeouts import Timeouts
+from rankdumpd.coordinator.values import JobFacts
+
+MAX_BALANCES = 20_000
+"""Balances of a job that are kept in memory to be shown; all of them stand in the state."""
+MAX_DONE = 200_000
+"""Balances of iterations that are not published; those of ranks without events never are."""
+
+
+class Ranks:
+    """Sessions, balances and limits of all ranks of a job; the newest session speaks for a rank."""
+
+    def __init__(self) -> None:
+        self.run = 0
+        """Times that a rank had started over."""
+        self.world_size = 0
+        self.sessions: dict[str, SessionStatus] = {}
+        self.balances: dict[tuple[str, int], IterationStatus] = {}
+        self.forgotten_balances = 0
+        self._timeouts: dict[int, Timeouts] = {}
+        self._newest: dict[int, str] = {}
+        self._spoken: set[str] = set()
+        """Sessions that count: not those that are only remembered and will be said again."""
+        self._starts: dict[int, int] = {}
+        self._done: dict[int, dict[str, IterationStatus]] = {}
+        self._done_count = 0
+
+    def take_session(self, session: SessionStatus) -> None:
+        """Take the state of a session."""
+        name, rank = session.session_id, session.rank
+        self.sessions[name] = session
+        if name in self._spoken:
+            return
+        self._spoken.add(name)
+        self._newest[rank] = name
+        self._starts[rank] = self._starts.get(rank, -1) + 1
+        self.run = max(self.run, self._starts[rank])
+        self.world_size = session.world_size
+
+    def recall_session(self, session: SessionStatus) -> None:
+        """Remember a session that its agent will speak of again; until then it decides nothing."""
+        self.sessions[session.session_id] = session
+
+    def take_balance(self, status: IterationStatus, *, needed: bool) -> None:
+        """Take a balance; `needed` while its iteration is not published."""
+        self.recall_balance(status)
+        if needed and status.complete:
+            done = self._done.setdefault(status.iteration, {})
+            self._done_count += status.session_id not in done
+            done[status.session_id] = status
+            if self._done_count > MAX_DONE:
+                self.published(next(iter(self._done)))
+
+    def recall_balance(self, status: IterationStatus) -> None:
+        """Remember a balance that its agent will say again; until then it decides nothing."""
+        self.balances[status.session_id, status.iteration] = status
+        if len(self.balances) > MAX_BALANCES:
+            del self.balances[next(iter(self.balances))]
+            self.forgotten_balances += 1
+
+    def take_timeouts(self, rank: int, timeouts: Timeouts) -> None:
+        """Take what a rank knows of its limits."""
+        self._timeouts[rank] = timeouts
+
+    def has_left(self, rank: int, session_id: str) -> bool:
+        """Return whether a rank has a newer session than that one."""
+        newest = self._newest.get(rank)
+        return bool(session_id and newest) and session_id != newest
+
+    def published(self, iteration: int) -> None:
+        """Forget who had finished an iteration: nobody asks again."""
+        self._done_count -= len(self._done.pop(iteration, {}))
+
+    def finished(self, iteration: int) -> set[int]:
+        """Return the ranks from which nothing more of an iteration is to be expected."""
+        done = self._done.get(iteration, {})
+        return {
+            rank
+            for rank, name in self._newest.items()
+            if rank < self.world_size and (name in done or self._is_over(name))
+        }
+
+    def all_over(self) -> bool:
+        """Return whether there are sessions and none of them will send more."""
+        return bool(self._newest) and all(map(self._is_over, self._newest.values()))
+
+    def excluded(self) -> frozenset[int]:
+        """Return the ranks that the plan leaves out."""
+        return frozenset(r for r, name in self._newest.items() if self.sessions[name].excluded)
+
+    def spans(self, iteration: int) -> dict[int, tuple[int, int]]:
+        """Return first and last position of an iteration in each rank that said so."""
+        done = self._done.get(iteration, {})
+        found = ((rank, done.get(name)) for rank, name in self._newest.items())
+        return {
+            rank: (status.first_position, status.last_position)
+            for rank, status in found
+            if status is not None and (status.first_position or status.last_position)
+        }
+
+    def clocks(self) -> dict[int, str]:
+        """Return the host of each rank."""
+        return {rank: self.sessions[name].host for rank, name in self._newest.items()}
+
+    def facts(self, job_id: str) -> JobFacts:
+        """Return what hints need to know."""
+        sessions = {rank: self.sessions[name] for rank, name in self._newest.items()}
+        return JobFacts(job_id, dict(self._timeouts), sessions)
+
+    def _is_over(self, name: str) -> bool:
+        session = self.sessions[name]
+        return session.state is SessionState.CLOSED or bool(session.excluded)

@@ -1,0 +1,86 @@
+"""Keeps the hints of every job present: from what is published, and from who waits now."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+
+from rankdump.contract.errors import DamagedError
+from rankdump.contract.timeouts import TimeoutHint
+from rankdumpd.coordinator.gather import Gather
+from rankdumpd.coordinator.hints import HintState, hints_of, observed, waiting, warnings
+from rankdumpd.coordinator.publish.hint_file import write_hints
+from rankdumpd.coordinator.values import GlobalOrder
+
+_LOG = logging.getLogger(__name__)
+
+
+class Hinting:
+    """Hints of all jobs; its owner calls from one thread at a time."""
+
+    def __init__(self, gather: Gather) -> None:
+        self._gather = gather
+        self._states: dict[str, HintState] = {}
+        self._live: dict[str, tuple[TimeoutHint, ...]] = {}
+        self._written: dict[str, tuple[str, ...]] = {}
+
+    def recall(self) -> None:
+        """Take up the hints of jobs that are known from before."""
+        for job_id in self._gather.job_ids():
+            _, text = self._gather.kept(job_id)
+            if text:
+                self._states[job_id] = _recalled(job_id, text)
+                self._show(job_id)
+
+    def state_after(self, order: GlobalOrder, *, job_id: str) -> str:
+        """Take an iteration in; return the job's state as JSON text."""
+        state = self._states[job_id] = observed(self._states.get(job_id, HintState()), order)
+        return state.to_json()
+
+    def published(self, job_id: str, root: str) -> None:
+        """Show what an iteration has changed, and write it beside the dump."""
+        self._show(job_id, root)
+
+    def look(self, *, now_us: int) -> None:
+        """See who waits at present; a job in which nobody does any more has no such hint."""
+        found: defaultdict[str, list[TimeoutHint]] = defaultdict(list)
+        roots: dict[str, str] = {}
+        for view in self._gather.waiting():
+            roots[view.job_id] = view.root
+            state = self._states.get(view.job_id)
+            found[view.job_id] += waiting(view, self._gather.facts(view.job_id), now_us, state)
+        for job_id in {*self._live, *found}:
+            live = tuple(found.get(job_id, ()))
+            if live != self._live.get(job_id, ()):
+                self._live[job_id] = live
+                self._show(job_id, roots.get(job_id, ""))
+        self._live = {job_id: live for job_id, live in self._live.items() if live}
+
+    def forget(self, job_id: str) -> None:
+        """Forget a job."""
+        for known in (self._states, self._live, self._written):
+            known.pop(job_id, None)
+
+    def _show(self, job_id: str, root: str = "") -> None:
+        state = self._states.get(job_id, HintState())
+        settled = hints_of(state, self._gather.facts(job_id))
+        hints = (*settled, *self._live.get(job_id, ()))
+        said = warnings(hints)
+        if not self._gather.show(job_id, hints=hints, warnings=said) or not root:
+            return
+        # A wait grows all the time; the file is for people, who read what has been said.
+        worth = (repr(settled), *said)
+        if self._written.get(job_id) != worth:
+            self._written[job_id] = worth
+            problem = write_hints(root, job_id, hints)
+            if problem:
+                _LOG.warning("job %s: %s", job_id, problem)
+
+
+def _recalled(job_id: str, text: str) -> HintState:
+    try:
+        return HintState.from_json(text)
+    except DamagedError as error:
+        # Hints of earlier iterations are worth less than a coordinator that starts.
+        _LOG.warning("job %s: its hints begin anew: %s", job_id, error)
+        return HintState()

@@ -1,0 +1,88 @@
+"""Takes one iteration after the other from the gathered events into files, then into the state."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+
+from rankdump.contract.findings import Finding, FindingKind
+from rankdumpd.coordinator.gather import Gather
+from rankdumpd.coordinator.merge import merge
+from rankdumpd.coordinator.publish import Publisher, note
+from rankdumpd.coordinator.service.hinting import Hinting
+from rankdumpd.coordinator.service.keeping import Keeping
+from rankdumpd.coordinator.values import GlobalOrder, IterationView, Settled
+
+_LOG = logging.getLogger(__name__)
+
+
+class Publishing:
+    """Its owner calls from one thread at a time."""
+
+    def __init__(
+        self, gather: Gather, hinting: Hinting, keeping: Keeping, *, trace_events: int
+    ) -> None:
+        self._gather = gather
+        self._hinting = hinting
+        self._keeping = keeping
+        self._publisher = Publisher(trace_events=trace_events)
+        self.lost = 0
+        """Iterations that could not be published."""
+
+    def next(self, *, every: bool = False) -> bool:
+        """Publish one iteration; return whether there was one."""
+        view = self._gather.next_ready(now_s=time.monotonic(), every=every)
+        if view is None:
+            return False
+        try:
+            settled = self._published(view)
+        except Exception as error:
+            # The edge of the worker: one bad iteration must not hold up the others.
+            _LOG.exception("job %s, iteration %d", view.job_id, view.iteration)
+            settled = self._given_up(view, error)
+        self.lost += not settled.written
+        self._gather.settle(view.job_id, settled)
+        self._keeping.flush()
+        self._hinting.published(view.job_id, view.root)
+        return True
+
+    def _published(self, view: IterationView) -> Settled:
+        book, _ = self._gather.kept(view.job_id)
+        order = merge(view)
+        written, problem = self._publisher.append(
+            order, job_id=view.job_id, root=view.root, book=book
+        )
+        findings = [*_partial(view), *order.findings]
+        if problem:
+            findings.append(Finding(FindingKind.UNPUBLISHED, view.iteration, problem))
+        book, unnoted = note(findings, job_id=view.job_id, root=view.root, book=written or book)
+        if unnoted:
+            text = f"iteration {view.iteration}: {unnoted}"
+            findings.append(Finding(FindingKind.UNPUBLISHED, view.iteration, text))
+        hint_state = self._observed(order, view.job_id)
+        return Settled(book, written is not None, tuple(findings), hint_state)
+
+    def _observed(self, order: GlobalOrder, job_id: str) -> str:
+        try:
+            return self._hinting.state_after(order, job_id=job_id)
+        except Exception:
+            # What is in the tree must count as published whatever becomes of the hints.
+            _LOG.exception("job %s, iteration %d: no hints", job_id, order.iteration)
+            return self._gather.kept(job_id)[1]
+
+    def _given_up(self, view: IterationView, error: Exception) -> Settled:
+        book, hint_state = self._gather.kept(view.job_id)
+        text = f"iteration {view.iteration}: its events are lost: {error!r}"
+        found = Finding(FindingKind.UNPUBLISHED, view.iteration, text)
+        return Settled(book, False, (found,), hint_state)
+
+
+def _partial(view: IterationView) -> Iterator[Finding]:
+    """Say which ranks an iteration is merged without having heard all of."""
+    if view.late_count:
+        named = " ".join(map(str, view.late))
+        more = view.late_count - len(view.late)
+        others = f" and {more} more" if more else ""
+        text = f"iteration {view.iteration}: merged before rank {named}{others} had finished it"
+        yield Finding(FindingKind.PARTIAL, view.iteration, text, ranks=view.late)

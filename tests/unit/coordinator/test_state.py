@@ -1,0 +1,142 @@
+"""What is written to the state is what is read back, by another process too."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from rankdump.contract.errors import ConfigError, DamagedError, UnavailableError
+from rankdump.contract.findings import Finding, FindingKind
+from rankdump.contract.status import IterationStatus, SessionState, SessionStatus
+from rankdump.contract.timeouts import GroupTimeout, Timeouts
+from rankdumpd.coordinator.kept import (
+    AgentRow,
+    BalanceRow,
+    FindingRow,
+    JobRow,
+    LateRow,
+    PublishedRow,
+    Row,
+    SessionRow,
+    SettledRow,
+    TimeoutsRow,
+)
+from rankdumpd.coordinator.state import State
+from rankdumpd.coordinator.values import Book
+
+LARGEST = (1 << 63) - 1
+
+
+def session(name: str, job: str = "j", **more) -> SessionRow:
+    state = more.pop("state", SessionState.LOST)
+    status = SessionStatus(job, name, 0, 2, 0, "h", 1, state, notes=("é\n",), **more)
+    return SessionRow(status, "a", LARGEST)
+
+
+def rows_of(job: str) -> list[Row]:
+    status = IterationStatus(
+        job, f"s{job}", 0, LARGEST, True, dropped={"full": 2}, stall_us=1 << 64
+    )
+    limits = Timeouts({"HCCL_EXEC_TIMEOUT": "68"}, (GroupTimeout("g", "gloo", 5),), {"l": 1.5})
+    finding = Finding(FindingKind.GAP, 4, "a sentence", ranks=(1, 2), group="g", provisional=True)
+    return [
+        AgentRow("a", "h", 3, 5),
+        JobRow(job, ("/t", "/u"), 1, 2),
+        PublishedRow(job, 0, 4, 10, None, {}),
+        PublishedRow(job, 1, 4, 10, (0, 1), {3: 99}),
+        LateRow(job, 0, 5, 3, 7),
+        session(f"s{job}", job),
+        BalanceRow(status, "a", 3),
+        TimeoutsRow(job, 0, limits),
+        FindingRow(job, 0, finding),
+        SettledRow(job, Book("/t", {"a.csv": 5}, 7), '{"x": 1}', 0),
+    ]
+
+
+@pytest.fixture
+def state(tmp_path):
+    state = State(tmp_path)
+    yield state
+    state.close()
+
+
+def test_every_kind_of_row_is_read_back_as_it_was(state, tmp_path) -> None:
+    """Twice written is once there; another process finds the same."""
+    state.write(rows_of("j"))
+    state.write(rows_of("j"))
+    state.write(())
+    assert list(state.rows()) == rows_of("j")
+    state.close()
+    state.close()
+    again = State(tmp_path)
+    assert list(again.rows()) == rows_of("j")
+    again.close()
+
+
+def test_a_later_row_replaces_an_earlier_one_and_keeps_its_place(state) -> None:
+    """Sessions stay in the order in which they began, whatever becomes of them."""
+    state.write([session("b"), session("a")])
+    closed = session("b", state=SessionState.CLOSED)
+    state.write([closed, SettledRow("j", None, "", 1)])
+    state.write([SettledRow("j", Book("/t", {}, 0), "x", 2)])
+    assert list(state.rows()) == [
+        closed,
+        session("a"),
+        SettledRow("j", Book("/t", {}, 0), "x", 2),
+    ]
+
+
+def test_a_forgotten_job_leaves_nothing_and_gives_its_room_back(state, tmp_path) -> None:
+    """Another job's rows stay."""
+    large = FindingRow("j", 1, Finding(FindingKind.GAP, 4, "x" * 1_000_000))
+    state.write([*rows_of("k"), *rows_of("j"), large])
+    assert state.size_bytes > 1_000_000
+    state.forget("j")
+    assert list(state.rows()) == rows_of("k")
+    assert state.size_bytes < 500_000
+    assert (tmp_path / "coordinator.sqlite").stat().st_size < 500_000
+    state.forget_agents(["a", "nobody"])
+    assert list(state.rows()) == rows_of("k")[1:]
+
+
+def test_all_rows_or_none(state) -> None:
+    """A disk that is full in the middle leaves what was there, and the next write is fine."""
+    state.write(rows_of("j"))
+    base = state._base
+    (pages,) = base.execute("PRAGMA page_count").fetchone()
+    base.execute(f"PRAGMA max_page_count = {pages}")
+    large = FindingRow("j", 1, Finding(FindingKind.GAP, 4, "x" * 1_000_000))
+    with pytest.raises(UnavailableError, match="full"):
+        state.write([AgentRow("a", "h", 9, 9), large])
+    assert list(state.rows()) == rows_of("j")
+    base.execute("PRAGMA max_page_count = 100000")
+    state.write([AgentRow("a", "h", 9, 9)])
+    assert next(state.rows()) == AgentRow("a", "h", 9, 9)
+
+
+def test_a_state_has_one_owner_and_a_version(state, tmp_path) -> None:
+    """A second process, a later version and a folder that is none are each said in one line."""
+    with pytest.raises(ConfigError, match="no other coordinator"):
+        State(tmp_path)
+    state.close()
+    with sqlite3.connect(tmp_path / "coordinator.sqlite") as base:
+        base.execute("PRAGMA user_version = 99")
+    base.close()
+    with pytest.raises(ConfigError, match="user_version"):
+        State(tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"coordinator\.state_dir"):
+        State(Path(tmp_path / "file" / "folder"))
+    (tmp_path / "coordinator.sqlite").write_bytes(b"no database" * 1000)
+    with pytest.raises(ConfigError, match=r"coordinator\.state_dir"):
+        State(tmp_path)
+
+
+def test_a_row_that_cannot_be_read_is_said_in_one_line(state) -> None:
+    """Going on without it would publish again what is published."""
+    state.write(rows_of("j"))
+    state._base.execute("UPDATE settled SET book = 'torn'")
+    with pytest.raises(DamagedError, match=r"coordinator\.sqlite cannot be read"):
+        list(state.rows())
