@@ -17,7 +17,7 @@ from rankdumpd.coordinator.hints.limits import GroupLimits
 def advised(found: GroupLimits, waited_s: float, *, sequence: int = 1) -> Advice:
     budget = found.budget(sequence)
     assert budget
-    return advice(found, sequence=sequence, limit_us=budget.limit_us, expected_us=int(waited_s * S))
+    return advice(found, sequence, limit_us=budget.limit_us, expected_us=int(waited_s * S))
 
 
 def number(line: str) -> int:

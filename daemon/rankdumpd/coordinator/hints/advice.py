@@ -28,7 +28,7 @@ class Advice:
     remark: str = ""
 
 
-def advice(limits: GroupLimits, *, sequence: int, limit_us: int, expected_us: int) -> Advice:
+def advice(limits: GroupLimits, sequence: int, *, limit_us: int, expected_us: int) -> Advice:
     """Return what to set for a wait of that length, given the limit it comes near to."""
     need_us = step_after(expected_us / limit_us) * limit_us
     target_s = ceil(_SAFETY * need_us / SECOND_US)

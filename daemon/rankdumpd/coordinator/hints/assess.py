@@ -58,12 +58,7 @@ def assessed(wait: Wait, limits: GroupLimits, facts: JobFacts) -> TimeoutHint:
     level = _level(limit, widest.spread_us, expected)
     given = Advice()
     if limit is not None and level is not HintLevel.OK:
-        given = advice(
-            limits,
-            sequence=widest.sequence,
-            limit_us=limit.limit_us,
-            expected_us=max(expected, widest.spread_us),
-        )
+        given = advice(limits, widest.sequence, limit_us=limit.limit_us, expected_us=expected)
     return TimeoutHint(
         job_id=facts.job_id,
         group=wait.group.name,
