@@ -7,25 +7,18 @@ import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from rankdump.adapters.array_calls import ArrayCalls, fault_of
-from rankdump.contract.dialect import load
 from rankdump.contract.errors import ExhaustedError, RankdumpError
+from rankdump.contract.exchange import SessionRequest
 from rankdump.contract.graph import GraphNode
 from rankdump.contract.key import Side
 from rankdump.contract.plan import DumpPlan
 from rankdump.contract.selection import type_in
-from rankdump.identity import (
-    DEFAULT_AGENT,
-    WARNED_VARIABLE,
-    Identity,
-    identify,
-    introduction,
-    limits_in,
-)
+from rankdump.identity import DEFAULT_AGENT, Identity, introduction, limits_in
+from rankdump.session.asking import asked_by
 from rankdump.session.frameworks import hook_of
 from rankdump.session.guard import never_raises
 from rankdump.values import IterationHook
@@ -67,8 +60,11 @@ class Session:
         self.closed = False
         """Whether `close` was called."""
         if plan is not None:
-            variables = limits_in(os.environ if environ is None else environ)
-            self._start(plan, config_source, identity or Identity(), agent, variables)
+            introduced = introduction(
+                identity or Identity(), plan_json=plan.to_json(), config_source=config_source
+            )
+            limits = limits_in(os.environ if environ is None else environ)
+            self._start(plan, introduced, agent, limits)
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Session:
@@ -78,18 +74,16 @@ class Session:
         once and is off: the job trains on, undumped.
         """
         environ = os.environ if environ is None else environ
-        path = environ.get("RANKDUMP_CONFIG") or environ.get("MINDSPORE_DUMP_CONFIG")
-        if not path:
-            return cls()
-        agent = environ.get("RANKDUMP_AGENT") or DEFAULT_AGENT
         try:
-            plan, source = load(Path(path), environ)
-            identity = identify(environ)
-            # Once a job: not by every rank, and not after `rankdump run` has said it.
-            if identity.rank == 0 and environ.get(WARNED_VARIABLE) != path:
-                for warning in plan.warnings:
-                    logger.warning("rankdump: %s", warning)
-            return cls(plan, config_source=source, identity=identity, agent=agent, environ=environ)
+            asked = asked_by(environ)
+            if asked is not None:
+                return cls(
+                    asked.plan,
+                    config_source=asked.source,
+                    identity=asked.identity,
+                    agent=asked.agent,
+                    environ=environ,
+                )
         except RankdumpError as error:
             logger.error("rankdump: nothing will be dumped: %s", error)
         except Exception:
@@ -193,10 +187,7 @@ class Session:
 
     @never_raises
     def limit(self, name: str, seconds: float) -> None:
-        """Say how long communication may wait where no variable says it; 0 for without end.
-
-        An example is `hccl_timeout` of TensorFlow's NPURunConfig.
-        """
+        """Say how long communication may wait where no variable says it; 0 for without end."""
         if self._pipeline is not None:
             self._pipeline.limit(name, seconds)
 
@@ -233,18 +224,12 @@ class Session:
         self._close(ended=error is None, raised=error is not None)
 
     def _start(
-        self,
-        plan: DumpPlan,
-        source: bytes,
-        identity: Identity,
-        agent: str,
-        variables: Mapping[str, str],
+        self, plan: DumpPlan, request: SessionRequest, agent: str, limits: Mapping[str, str]
     ) -> None:
         # Imported here: a session that is off must not load gRPC.
         from rankdump.pipeline import Pipeline
 
-        request = introduction(identity, plan_json=plan.to_json(), config_source=source)
-        self._pipeline = Pipeline(plan, request, agent, variables)
+        self._pipeline = Pipeline(plan, request, agent, limits)
         self._calls = ArrayCalls(self._pipeline.recorder)
         self._pipeline.start()
         atexit.register(self._close_at_exit)

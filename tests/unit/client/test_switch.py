@@ -115,7 +115,7 @@ def test_the_functions_speak_to_the_session_of_the_environment(running, tmp_path
     monkeypatch.setenv("RANKDUMP_CONFIG", str(plan_file))
     monkeypatch.setenv("RANKDUMP_AGENT", running.address)
     plan = a_plan(iterations=Iterations("9", ((9, 9),)))
-    monkeypatch.setattr("rankdump.session.lifetime.load", lambda *_: (plan, b"{}"))
+    monkeypatch.setattr("rankdump.session.asking.load", lambda *_: (plan, b"{}"))
     rankdump.dump_start()
     session = rankdump.attach("no model")
     session.dump("Add", "a", "input", 0, ONE)

@@ -7,7 +7,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankdump.contract.events import OPEN, Event, EventColumns, EventKind, ProcessGroup
@@ -210,6 +210,7 @@ STEPS = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(steps=STEPS)
 def test_every_position_is_complete_or_open_by_the_end_of_its_iteration(steps):
     """Law: by the end of an iteration every position of its span is reported, once as complete, or
