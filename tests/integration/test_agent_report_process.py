@@ -12,6 +12,7 @@ from suites.worker_host import WAIT_S, WorkerHost
 
 from rankdump.contract.events import Event, EventColumns, EventKind
 from rankdump.contract.exchange import IterationEnd, SessionEnd
+from rankdump.contract.manifest import Manifest
 from rankdump.wire.frames import declaration_frame
 from rankdumpd.front.sharding import worker_of
 
@@ -95,6 +96,8 @@ def test_an_agent_killed_before_the_acknowledgement_tells_all_again(
         lambda: {i.iteration for r in coordinator.reports for i in r.iterations} == {*range(15)}
     )
     assert (balances[3].stall_us, balances[3].first_position) == (3, 3 * BATCH)
+    manifests = [Manifest.from_json(p.read_bytes()) for p in rank.root.rglob("iteration_3.*.json")]
+    assert [(m.status.stall_us, m.status.last_position) for m in manifests] == [(3, 4 * BATCH - 1)]
     stream.cut()
 
 

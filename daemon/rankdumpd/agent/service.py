@@ -67,13 +67,7 @@ class Agent:
         )
         self._originals = Originals()
 
-        self._reporter = Reporter(
-            settings.coordinator,
-            self._ledger.log,
-            load=self._load,
-            warn=self._warn,
-            tell_again=self._tell_again,
-        )
+        self._reporter = self._make_reporter(settings.coordinator)
         self._registry = Registry(
             self._ledger,
             max_record_bytes=cap.record_bytes,
@@ -193,6 +187,15 @@ class Agent:
         self._reporter.session(session.status(), str(session.outlet.tree.root))
         for text in self._reporter.warnings(session.request.job_id):
             session.warn(text)
+
+    def _make_reporter(self, address: str) -> Reporter:
+        return Reporter(
+            address,
+            self._ledger.log,
+            load=self._load,
+            warn=self._warn,
+            tell_again=self._tell_again,
+        )
 
     def _tell_again(self) -> None:
         for session in self._registry.all():

@@ -152,6 +152,8 @@ class ReportLog:
     def _enter_frame(
         self, base: sqlite3.Connection, kind: ItemKind, declared: Declared, *, events: int = 0
     ) -> None:
+        if not self._most_bytes:
+            return
         ticket = declared.ticket
         where = (ticket.session_id, ticket.sequence)
         query = "SELECT 1 FROM declarations WHERE session_id = ? AND sequence = ?"

@@ -160,10 +160,8 @@ class Session:
     def warn(self, text: str) -> None:
         """Let the rank say something in its log; the same text once."""
         with self._lock:
-            if text in self._warnings:
-                return
+            listener = None if text in self._warnings else self._listener
             self._warnings[text] = None
-            listener = self._listener
         if listener:
             listener.warn(text)
 
@@ -220,14 +218,11 @@ class Session:
         request = self.request
         with self._lock:
             farewell = self._farewell or SessionEnd(0)
+            who = (request.job_id, request.session_id, request.rank, request.world_size)
+            where = (request.device, request.host, request.pid)
             return SessionStatus(
-                job_id=request.job_id,
-                session_id=request.session_id,
-                rank=request.rank,
-                world_size=request.world_size,
-                device=request.device,
-                host=request.host,
-                pid=request.pid,
+                *who,
+                *where,
                 state=self._state(),
                 excluded=self.excluded,
                 iterations_seen=farewell.iterations_seen,
