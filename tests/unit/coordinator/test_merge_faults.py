@@ -46,6 +46,15 @@ def test_a_mismatch_names_the_number_and_both_sides(change, kind, words) -> None
     assert [e.ranks for e in result.entries() if e.kind.collective] == [(0, 1), (0, 1)]
 
 
+def test_ranks_that_differ_again_and_again_are_one_finding() -> None:
+    """A rank with another element type says so at each call: once, with how many more."""
+    program = [coll(at, at) for at in range(1, 41)]
+    other = [coll(at, at, dtype="int8") for at in range(1, 41)]
+    (finding,) = merged(program, other).findings
+    assert (finding.kind, finding.sequence) == (FindingKind.DTYPE_MISMATCH, 1)
+    assert "the same ranks differ in 39 more" in finding.text
+
+
 @pytest.mark.parametrize(
     "change",
     [
