@@ -7,6 +7,7 @@ from typing import TypeAlias
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from suites.lockstep import Call, dumped, events
+from suites.order_jobs import view_of
 
 from rankdumpd.coordinator.hints.spread import CallSpread, Program, call_spreads
 from rankdumpd.coordinator.merge import merge

@@ -69,14 +69,15 @@ def merge(view: IterationView) -> GlobalOrder:
 
 def _conflict_findings(table: Table) -> Iterator[Finding]:
     for rank, positions in table.conflicts.items():
-        for position in positions:
-            yield Finding(
-                kind=FindingKind.CONFLICT,
-                iteration=0,
-                text=f"rank {rank}: two different events at position {position}",
-                ranks=(rank,),
-                position=position,
-            )
+        first, *others = positions
+        more = f" and at {len(others)} more" if others else ""
+        yield Finding(
+            kind=FindingKind.CONFLICT,
+            iteration=0,
+            text=f"rank {rank}: two different events at position {first}{more}",
+            ranks=(rank,),
+            position=first,
+        )
 
 
 def _dated(finding: Finding, view: IterationView) -> Finding:

@@ -33,7 +33,7 @@ _NOISE = 3
 """How many usual steps from one exit to the next a difference has to be before it counts."""
 _LEAST_US = 100
 """What never counts: so far apart members leave a collective anyway."""
-_FEW_EXITS_US = 1000
+_FEW_EXITS_US = 100_000
 """What counts when there are too few exits to know how they usually differ."""
 
 

@@ -17,21 +17,32 @@ _UNEVEN = (EventKind.GATHER, EventKind.SCATTER, EventKind.ALL_TO_ALL)
 """Where members may rightly name different numbers of elements."""
 _Sides = dict[str, list[int]]
 """Ranks by what they say."""
+_Difference = tuple[FindingKind, int, tuple[int, ...]]
+"""What members disagree on, in which group, and those who differ."""
 
 
 def difference_findings(table: Table, match: Match, sequence: CallOrder) -> Iterator[Finding]:
-    """Say where members disagree on the kind, the element count or the element type."""
+    """Say where members disagree on the kind, the element count or the element type.
+
+    Once for each group and those who differ in it, with the first call and how many more.
+    """
     suspect = _suspects(table, match)
+    calls: dict[_Difference, list[tuple[int, _Sides]]] = {}
     for call in sequence.order[suspect[sequence.order]].tolist():
         members = match.of(call)
         if match.send_of[call] >= 0:
             members = match.of(int(match.send_of[call])) + members
-        words = call_words(table, match, call)
+        group = int(table.members["group"][members[0]])
         collective = bool(match.collective[call])
         for kind, sides in _disagreements(table, members, collective=collective):
-            said = ", ".join(f"{value} on {ranks_words(side)}" for value, side in sides.items())
-            text = f"members of {words.text} disagree: {said}"
-            yield call_finding(kind, text, words, ranks=_minority(sides))
+            calls.setdefault((kind, group, _minority(sides)), []).append((call, sides))
+    for (kind, _, ranks), differing in calls.items():
+        call, sides = differing[0]
+        words = call_words(table, match, call)
+        said = ", ".join(f"{value} on {ranks_words(side)}" for value, side in sides.items())
+        more = f"; the same ranks differ in {len(differing) - 1} more" if len(differing) > 1 else ""
+        text = f"members of {words.text} disagree: {said}{more}"
+        yield call_finding(kind, text, words, ranks=ranks)
 
 
 def _suspects(table: Table, match: Match) -> Column:

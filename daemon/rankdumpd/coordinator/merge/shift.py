@@ -67,7 +67,6 @@ def _before_each_start(start_us: Column, end_us: Column, exits: Column, levels: 
     """Return what to add to each start: between two exits the step is where the clock jumped."""
     changes = np.flatnonzero(np.diff(levels))
     found = np.full(len(start_us), levels[0])
-    found[exits[0] + 1 :] = levels[0]
     for at in changes.tolist():
         low, high = int(exits[at]), int(exits[at + 1])
         stamps = np.concatenate(
