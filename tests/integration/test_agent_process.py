@@ -206,7 +206,7 @@ class TestCommand:
         """A fault in the settings is one line on stderr and exit 2."""
         path = tmp_path / "rankdumpd.toml"
         path.write_text(text)
-        environ = {"RANKDUMPD_AGENT__STATE_DIR": str(tmp_path / "state")}
+        environ = {f"RANKDUMPD_{command.upper()}__STATE_DIR": str(tmp_path / "state")}
         done = rankdumpd(command, "--config", str(path), **environ)
         assert done.returncode == 2
         assert says in done.stderr

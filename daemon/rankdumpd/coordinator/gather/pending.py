@@ -67,8 +67,8 @@ def _parts(columns: EventColumns) -> Iterator[tuple[int, EventColumns]]:
     if lowest == int(numbers.max()):
         yield lowest, columns
         return
-    iterations: list[int] = np.unique(numbers).tolist()
-    for iteration in iterations:
-        chosen = numbers == iteration
+    order = np.argsort(numbers, kind="stable")
+    starts = np.flatnonzero(np.diff(numbers[order])) + 1
+    for chosen in np.split(order, starts):
         part = {name: column[chosen] for name, column in columns.columns.items()}
-        yield iteration, dataclasses.replace(columns, columns=part)
+        yield int(numbers[chosen[0]]), dataclasses.replace(columns, columns=part)
