@@ -63,4 +63,6 @@ class ProgramOrder:
 def _in_order(pieces: list[_Piece]) -> list[str]:
     positions = np.concatenate([positions for positions, _ in pieces])
     names = [name for _, some in pieces for name in some]
-    return [names[index] for index in np.argsort(positions, kind="stable").tolist()]
+    # What was told of while it was open is told again when it is complete: the last word counts.
+    _, last = np.unique(positions[::-1], return_index=True)
+    return [names[len(names) - 1 - index] for index in last.tolist()]

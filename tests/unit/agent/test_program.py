@@ -28,6 +28,14 @@ def test_order_is_that_of_positions_whatever_the_batches():
     }
 
 
+def test_what_was_open_and_is_complete_stands_once():
+    """The second report of a position counts, whether or not it comes in a batch of its own."""
+    program = ProgramOrder()
+    program.take(columns((0, 1, 1), (0, 1, 2), (0, 1, 1)))
+    program.take(columns((0, 1, 2), (0, 1, 3)))
+    assert program.unwritten(1) == {0: ["op1", "op2", "op3"]}
+
+
 def test_written_graphs_are_asked_for_once():
     """A graph whose order is in the tree is only noted as having run."""
     program = ProgramOrder(written=[3])
