@@ -62,7 +62,8 @@ def _stable_order(keys: Column) -> Column:
     bits = (len(keys) - 1).bit_length()
     if (high - low) >> (63 - bits):
         return np.argsort(keys, kind="stable")
-    # Sorting numbers is several times as fast as sorting places: so each key carries its own.
+    # Numbers are sorted faster than places, so each key carries its own; and the sort that is
+    # stable is the one that makes use of runs.
     packed = ((keys - low) << bits) | np.arange(len(keys))
-    packed.sort()
+    packed.sort(kind="stable")
     return packed & ((1 << bits) - 1)
