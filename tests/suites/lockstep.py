@@ -86,7 +86,7 @@ def events(calls: list[Call], *, iteration: int = 0) -> dict[int, list[EventColu
             end = _next_wait(calls, call, rank, position[rank]) if call.deferred else position[rank]
             programs.setdefault(rank, []).append(
                 Event(0, iteration, position[rank], end, f"call{number}", kind, arrivals[at],
-                      arrivals[at], group=_name(call), sequence=number, peer=peer,
+                      arrivals[at] if kind is SEND else max(arrivals), group=_name(call), sequence=number, peer=peer,
                       stall_us=stalled[rank])
             )  # fmt: skip
     declared = tuple(groups.values())
