@@ -33,9 +33,13 @@ class Hinting:
         """Take up the hints of jobs that are known from before."""
         for job_id in self._gather.job_ids():
             _, text = self._gather.kept(job_id)
-            if text:
-                self._states[job_id] = HintState.from_json(text)
-                self._show(job_id)
+            try:
+                if text:
+                    self._states[job_id] = HintState.from_json(text)
+                    self._show(job_id)
+            except Exception:
+                # Hints that cannot be read must not keep orders from being published.
+                _LOG.exception("job %s: its hints begin anew", job_id)
 
     def state_after(self, order: GlobalOrder, *, job_id: str) -> str:
         """Take an iteration in; return the job's state as JSON text."""
@@ -44,7 +48,11 @@ class Hinting:
 
     def published(self, job_id: str, root: str) -> None:
         """Show what an iteration has changed, and write it beside the dump."""
-        self._show(job_id, root)
+        try:
+            self._show(job_id, root)
+        except Exception:
+            # The iteration is published whatever becomes of the hints.
+            _LOG.exception("job %s: no hints", job_id)
 
     def look(self, *, now_us: int) -> None:
         """See who waits at present; a job in which nobody does any more has no such hint."""
