@@ -513,3 +513,27 @@ def test_a_coordinator_that_never_started_can_be_drained_and_stopped(tmp_path) -
     with pytest.raises(ConfigError):
         Coordinator(settings).start()
     other.stop()
+
+
+def test_hints_that_fail_do_not_keep_orders_from_being_published(
+    make_host, tmp_path, monkeypatch
+) -> None:
+    """Neither when an iteration is observed, nor when they are shown, nor at the next start."""
+
+    def broken(*_args: object) -> None:
+        raise IndexError("a bug")
+
+    job = Job("job", str(tmp_path), 1)
+    host = make_host()
+    agent = host.agent("one")
+    agent.session(job.session(0), job.root)
+    for iteration, fault in enumerate(("nothing", "hints_of", "observed")):
+        if fault != "nothing":
+            monkeypatch.setattr(hinting, fault, broken)
+        agent.iteration(job, 0, iteration)
+        agent.send()
+        wait_until(agent.acknowledged)
+    agent.close()
+    host.close()
+    assert published(make_host(), "job") == 3
+    assert len(rows(job.root)) == 24

@@ -39,7 +39,11 @@ class Hinting:
 
     def published(self, job_id: str, root: str) -> None:
         """Show what an iteration has changed, and write it beside the dump."""
-        self._show(job_id, root)
+        try:
+            self._show(job_id, root)
+        except Exception:
+            # The iteration is published whatever becomes of the hints.
+            _LOG.exception("job %s: no hints", job_id)
 
     def look(self, *, now_us: int) -> None:
         """See who waits at present; a job in which nobody does any more has no such hint."""
