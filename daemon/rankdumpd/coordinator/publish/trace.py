@@ -15,6 +15,7 @@ import numpy as np
 
 from rankdump.contract.events import Column
 from rankdumpd.coordinator.publish.blocks import blocks
+from rankdumpd.coordinator.publish.cells import Piece, Texts, dense, digits, laid_out
 from rankdumpd.coordinator.publish.flows import flow_events
 from rankdumpd.coordinator.publish.members import member_events, members_of
 from rankdumpd.coordinator.publish.threads import Thread, threaded
@@ -68,25 +69,22 @@ def _operator_events(
     order: GlobalOrder, operators: Column, thread_of: Column, at: tuple[int, int]
 ) -> Iterator[bytes]:
     first_position, first_us = at
-    names = np.array([json.dumps(name) for name in order.names], dtype=object)
-    form = (
-        ',\n{"ph":"X","cat":"operator","name":%s,"pid":%d,"tid":%d,"ts":%d,"dur":%d,'
-        '"args":{"position":%d,"rank_position":%d}}'
-    )
+    names = Texts(map(json.dumps, order.names))
     for low in range(0, len(operators), _BLOCK):
         lines = operators[low : low + _BLOCK]
         columns = {name: column[lines] for name, column in order.columns.items()}
         start = columns["start_us"]
-        varying = (
-            names[columns["name"]].tolist(),
-            columns["rank"].tolist(),
-            thread_of[low : low + _BLOCK].tolist(),
-            (start - first_us).tolist(),
-            np.maximum(columns["end_us"] - start, 0).tolist(),
-            (lines + first_position).tolist(),
-            columns["position"].tolist(),
-        )
-        cells: list[object] = [None] * (len(varying) * len(lines))
-        for place, column in enumerate(varying):
-            cells[place :: len(varying)] = column
-        yield (form * len(lines) % tuple(cells)).encode()
+        pieces: list[Piece] = [
+            b',\n{"ph":"X","cat":"operator","name":',
+            names.at(columns["name"]),
+        ]
+        for before, column in (
+            (b',"pid":', columns["rank"]),
+            (b',"tid":', thread_of[low : low + _BLOCK]),
+            (b',"ts":', start - first_us),
+            (b',"dur":', np.maximum(columns["end_us"] - start, 0)),
+            (b',"args":{"position":', lines + first_position),
+            (b',"rank_position":', columns["position"]),
+        ):
+            pieces += (before, *digits(column))
+        yield dense(laid_out([*pieces, b"}}"], len(lines)))
