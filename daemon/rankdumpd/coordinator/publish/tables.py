@@ -18,6 +18,7 @@ from rankdumpd.coordinator.values import GlobalOrder
 
 # Lines of a row group.
 _BLOCK = 1 << 17
+_TEXTS = ("kind", "name", "group", "dtype")
 _KINDS = ("", *(kind.name for kind in EventKind))
 
 
@@ -33,7 +34,9 @@ def write_table(path: Path, order: GlobalOrder, graph: int, first_position: int)
     first = next(batches)
     with (
         write_whole_with(path) as file,
-        arrow.parquet.ParquetWriter(file, first.schema, compression="zstd") as writer,
+        arrow.parquet.ParquetWriter(
+            file, first.schema, compression="zstd", use_dictionary=list(_TEXTS)
+        ) as writer,
     ):
         writer.write_batch(first)
         for batch in batches:
