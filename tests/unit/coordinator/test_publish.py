@@ -102,8 +102,10 @@ def test_what_was_published_does_not_grow_while_it_is_read(tmp_path) -> None:
     assert list(published(Book("", {}, 0))) == []
 
 
-def test_what_is_behind_the_book_was_never_committed(tmp_path) -> None:
+def test_what_is_behind_the_book_was_never_committed(tmp_path, monkeypatch) -> None:
     """Killed after the files and before the book: the iteration is written again, once."""
+    # pyarrow leaves chance bits behind the last index of a page: equal tables, other bytes.
+    monkeypatch.setattr(tables, "_arrow", lambda: None)
     book = appended(tmp_path, 1)
     book, _ = note([finding(1)], job_id="j", root=str(tmp_path), book=book)
     appended(tmp_path, 2, book=book)
