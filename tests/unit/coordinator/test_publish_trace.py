@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from suites.merged import merged
 from suites.trace_schema import checked_trace, flows_of, slices_of
@@ -199,6 +199,7 @@ def programs(draw: st.DrawFn) -> dict[int, list[Event]]:
     return events
 
 
+@settings(deadline=None)
 @given(programs())
 def test_any_program_gives_a_trace_that_keeps_the_rules(tmp_path_factory, program) -> None:
     """Whatever overlaps, hangs or goes missing: slices nest, flows are bound, threads are named."""
