@@ -45,25 +45,31 @@ def drain(address: str, *, timeout_s: float) -> int:
 
 
 def global_order(
-    address: str,
-    *,
-    job_id: str = "",
-    graph: int | None = None,
-    findings_only: bool = False,
-    timeout_s: float = 600.0,
-) -> Iterator[tuple[tuple[OrderEntry, ...], tuple[Finding, ...]]]:
-    """Yield the merged order of a job, empty for the last one, in pages; its findings come first.
-
-    Pages that nobody asks for are not sent.
-    """
+    address: str, *, job_id: str = "", graph: int | None = None, timeout_s: float = 600.0
+) -> Iterator[OrderEntry]:
+    """Yield the merged order of a job, empty for the last one; what nobody asks for is not sent."""
     request = coordinator_pb2.OrderRequest(
-        job_id=job_id, graph=graph or 0, one_graph=graph is not None, findings_only=findings_only
+        job_id=job_id, graph=graph or 0, one_graph=graph is not None
     )
+    for page in _order_pages(address, request, timeout_s):
+        yield from map(views.entry_from_wire, page.entries)
+
+
+def order_findings(
+    address: str, *, job_id: str = "", timeout_s: float = 60.0
+) -> tuple[Finding, ...]:
+    """Return what the merge found in the order of a job."""
+    request = coordinator_pb2.OrderRequest(job_id=job_id, findings_only=True)
+    pages = _order_pages(address, request, timeout_s)
+    return tuple(views.finding_from_wire(found) for page in pages for found in page.findings)
+
+
+def _order_pages(
+    address: str, request: coordinator_pb2.OrderRequest, timeout_s: float
+) -> Iterator[coordinator_pb2.OrderResponse]:
     with _channel(address, "coordinator") as channel:
         stub = coordinator_pb2_grpc.CoordinatorServiceStub(channel)
-        for page in stub.Order(request, timeout=timeout_s):
-            entries = tuple(map(views.entry_from_wire, page.entries))
-            yield entries, tuple(map(views.finding_from_wire, page.findings))
+        yield from stub.Order(request, timeout=timeout_s)
 
 
 def timeout_hints(

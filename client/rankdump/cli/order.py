@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from rankdump import reader
-from rankdump.cli.ask import global_order
+from rankdump.cli.ask import global_order, order_findings
 from rankdump.cli.options import TREE, iterations_of
 from rankdump.cli.screen import say, show_table, table_width
 from rankdump.cli.table import Column, numbers, table
@@ -99,8 +99,7 @@ class _Wants:
 @dataclass(frozen=True, slots=True)
 class _Source:
     entries: Iterator[OrderEntry]
-    findings: Sequence[Finding]
-    """Those of a coordinator come with its first entry."""
+    findings: tuple[Finding, ...]
     notes: tuple[str, ...] = ()
 
 
@@ -115,18 +114,9 @@ def _of_tree(tree: Path, job_id: str, wants: _Wants, findings_only: bool) -> _So
 
 def _of_coordinator(agent: str | None, job_id: str, wants: _Wants, findings_only: bool) -> _Source:
     address = agent or os.environ.get("RANKDUMP_COORDINATOR") or "127.0.0.1:7421"
-    findings: list[Finding] = []
-    pages = global_order(address, job_id=job_id, graph=wants.graph, findings_only=findings_only)
-    first, found = next(pages, ((), ()))
-    findings.extend(found)
-
-    def entries() -> Iterator[OrderEntry]:
-        yield from first
-        for page, more in pages:
-            findings.extend(more)
-            yield from page
-
-    return _Source(filter(wants.keeps, entries()), findings)
+    findings = order_findings(address, job_id=job_id)
+    entries = global_order(address, job_id=job_id, graph=wants.graph)
+    return _Source(iter(()) if findings_only else filter(wants.keeps, entries), findings)
 
 
 def _show(entries: Iterator[OrderEntry], limit: int) -> None:

@@ -99,11 +99,12 @@ class Coordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
     def Order(self, request, context):  # noqa: N802 - the name is the service's
         if request.job_id == "clean":
             return
-        yield coordinator_pb2.OrderResponse(findings=map(finding_to_wire, FINDINGS))
         of_graph = [e for e in ENTRIES if not request.one_graph or e.graph == request.graph]
         for at in range(0, len(of_graph) * (not request.findings_only), 30):
             page = of_graph[at : at + 30]
             yield coordinator_pb2.OrderResponse(entries=map(entry_to_wire, page))
+        for finding in FINDINGS:
+            yield coordinator_pb2.OrderResponse(findings=[finding_to_wire(finding)])
 
 
 @pytest.fixture
