@@ -84,10 +84,11 @@ def events(calls: list[Call], *, iteration: int = 0) -> dict[int, list[EventColu
             kind = (SEND, RECV)[at] if call.message else REDUCE
             peer = call.members[1 - at] if call.message else -1
             end = _next_wait(calls, call, rank, position[rank]) if call.deferred else position[rank]
+            start_us = arrivals[at]
+            end_us = start_us if kind is SEND else max(arrivals)
             programs.setdefault(rank, []).append(
-                Event(0, iteration, position[rank], end, f"call{number}", kind, arrivals[at],
-                      arrivals[at] if kind is SEND else max(arrivals), group=_name(call), sequence=number, peer=peer,
-                      stall_us=stalled[rank])
+                Event(0, iteration, position[rank], end, f"call{number}", kind, start_us, end_us,
+                      group=_name(call), sequence=number, peer=peer, stall_us=stalled[rank])
             )  # fmt: skip
     declared = tuple(groups.values())
     return {rank: [EventColumns.of(program, declared)] for rank, program in programs.items()}
