@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import click
 
 from rankdump import reader
 from rankdump.cli.ask import timeout_hints
-from rankdump.cli.options import TREE
+from rankdump.cli.options import TREE, coordinator_address
 from rankdump.cli.screen import say, show_table, table_width
 from rankdump.cli.table import Column, numbers, table
 from rankdump.contract.timeouts import HintLevel, TimeoutHint, hint_to_json
@@ -29,17 +28,19 @@ _COLUMNS = (
 @click.command()
 @click.argument("tree", type=TREE, required=False)
 @click.option("--job", "job_id", metavar="ID", help="Only this job.")
-@click.option("--agent", metavar="ADDRESS", help="Daemon to ask; default: RANKDUMP_COORDINATOR.")
+@click.option(
+    "--coordinator", metavar="ADDRESS", help="Whom to ask; default: RANKDUMP_COORDINATOR."
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
-def hints(tree: Path | None, job_id: str | None, agent: str | None, as_json: bool) -> int:
+def hints(tree: Path | None, job_id: str | None, coordinator: str | None, as_json: bool) -> int:
     """Show how near each process group comes to its timeout.
 
     With a TREE from its file, without one from the coordinator. The code is 1 when half of a
     budget is used, or will be.
     """
-    if tree and agent:
-        raise click.UsageError("TREE and --agent do not go together")
-    found = _read(tree, agent, job_id or "")
+    if tree and coordinator:
+        raise click.UsageError("TREE and --coordinator do not go together")
+    found = _read(tree, coordinator, job_id or "")
     if as_json:
         click.echo(json.dumps({"hints": list(map(hint_to_json, found))}, indent=1))
     else:
@@ -47,10 +48,10 @@ def hints(tree: Path | None, job_id: str | None, agent: str | None, as_json: boo
     return 1 if any(hint.level is not HintLevel.OK for hint in found) else 0
 
 
-def _read(tree: Path | None, agent: str | None, job_id: str) -> tuple[TimeoutHint, ...]:
+def _read(tree: Path | None, coordinator: str | None, job_id: str) -> tuple[TimeoutHint, ...]:
     if tree is not None:
         return reader.read_hints(tree, job_id)
-    address = agent or os.environ.get("RANKDUMP_COORDINATOR") or "127.0.0.1:7421"
+    address = coordinator_address(coordinator)
     return timeout_hints(address, job_id=job_id)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -14,7 +13,7 @@ import click
 
 from rankdump import reader
 from rankdump.cli.ask import global_order, order_findings
-from rankdump.cli.options import TREE, iterations_of
+from rankdump.cli.options import TREE, coordinator_address, iterations_of
 from rankdump.cli.screen import say, show_table, table_width
 from rankdump.cli.table import Column, numbers, table
 from rankdump.cli.text import counted, label
@@ -35,7 +34,9 @@ _COLUMNS = (
 
 @click.command()
 @click.argument("tree", type=TREE, required=False)
-@click.option("--agent", metavar="ADDRESS", help="Daemon to ask; default: RANKDUMP_COORDINATOR.")
+@click.option(
+    "--coordinator", metavar="ADDRESS", help="Whom to ask; default: RANKDUMP_COORDINATOR."
+)
 @click.option("--job", "job_id", metavar="ID", default="", help="This one; default: the last one.")
 @click.option("--graph", type=click.IntRange(min=0), help="Only this graph.")
 @click.option("--iteration", "iterations", callback=iterations_of, help='Only these, as "0|2-3".')
@@ -45,7 +46,7 @@ _COLUMNS = (
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def order(
     tree: Path | None,
-    agent: str | None,
+    coordinator: str | None,
     job_id: str,
     findings_only: bool,
     limit: int | None,
@@ -57,13 +58,13 @@ def order(
     With a TREE from its files, without one from the coordinator. With --findings the exit code
     is 1 when there are any.
     """
-    if tree and agent:
-        raise click.UsageError("TREE and --agent do not go together")
+    if tree and coordinator:
+        raise click.UsageError("TREE and --coordinator do not go together")
     wants = _Wants(**wanted)
     source = (
         _of_tree(tree, job_id, wants, findings_only)
         if tree
-        else _of_coordinator(agent, job_id, wants, findings_only)
+        else _of_coordinator(coordinator, job_id, wants, findings_only)
     )
     if as_json:
         _show_json(source, wants, limit)
@@ -112,8 +113,10 @@ def _of_tree(tree: Path, job_id: str, wants: _Wants, findings_only: bool) -> _So
     return _Source(kept, published.findings, notes)
 
 
-def _of_coordinator(agent: str | None, job_id: str, wants: _Wants, findings_only: bool) -> _Source:
-    address = agent or os.environ.get("RANKDUMP_COORDINATOR") or "127.0.0.1:7421"
+def _of_coordinator(
+    coordinator: str | None, job_id: str, wants: _Wants, findings_only: bool
+) -> _Source:
+    address = coordinator_address(coordinator)
     findings = order_findings(address, job_id=job_id)
     entries = global_order(address, job_id=job_id, graph=wants.graph)
     return _Source(iter(()) if findings_only else filter(wants.keeps, entries), findings)

@@ -24,6 +24,7 @@ from rankdump.cli.tally import sentences
 from rankdump.cli.text import paragraph
 from rankdump.contract.errors import UnavailableError
 from rankdump.contract.status import StatusView
+from rankdump.contract.timeouts import hint_to_json
 
 _REFRESH_S = 1.0
 _FEWEST_RANKS = 8
@@ -73,7 +74,7 @@ def status(
 def view_as_json(view: StatusView) -> dict[str, object]:
     """Return the view as scripts read it: the fields of contract.status, and hints' shares."""
     fields: dict[str, object] = asdict(view)
-    fields["hints"] = [asdict(hint) | {"share": hint.share} for hint in view.hints]
+    fields["hints"] = list(map(hint_to_json, view.hints))
     return fields
 
 

@@ -156,19 +156,21 @@ def test_order_asks_the_coordinator(address, capsys, monkeypatch):
 
 def test_order_json_and_findings(address, capsys):
     """Scripts get every line; --findings leaves the lines out and says by its code if any are."""
-    assert answer(["order", "--agent", address, "--json"]) == 0
+    assert answer(["order", "--coordinator", address, "--json"]) == 0
     body = json.loads(capsys.readouterr().out)
     assert [entry["position"] for entry in body["entries"]] == list(range(101))
     assert body["entries"][-1]["kind"] == "all_reduce"
     assert [finding["kind"] for finding in body["findings"]] == ["missing_member", "silent_rank"]
-    assert answer(["order", "--agent", address, "--findings"]) == 1
+    assert answer(["order", "--coordinator", address, "--findings"]) == 1
     assert capsys.readouterr().out.splitlines() == [
         "missing_member: rank 3 never arrived",
         "silent_rank, so far: rank 4 is silent",
     ]
-    assert answer(["order", "--agent", address, "--findings", "--iteration", "24"]) == 0
+    assert answer(["order", "--coordinator", address, "--findings", "--iteration", "24"]) == 0
     capsys.readouterr()
-    assert answer(["order", "--agent", address, "--findings", "--job", "clean", "--json"]) == 0
+    assert (
+        answer(["order", "--coordinator", address, "--findings", "--job", "clean", "--json"]) == 0
+    )
     assert json.loads(capsys.readouterr().out) == {"entries": [], "findings": []}
 
 
@@ -177,7 +179,7 @@ def test_order_json_and_findings(address, capsys):
 )
 def test_order_of_one_rank_or_graph(address, capsys, options, count):
     """A collective that misses a rank is shown among the rank's lines, too."""
-    assert answer(["order", "--agent", address, "--json", *options]) == 0
+    assert answer(["order", "--coordinator", address, "--json", *options]) == 0
     assert len(json.loads(capsys.readouterr().out)["entries"]) == count
 
 

@@ -82,7 +82,7 @@ def test_without_a_file_or_with_both_sources_it_is_one_line(tmp_path: Path, caps
     code, _, err = told(capsys, "hints", tmp_path)
     assert (code, err.count("\n")) == (1, 1)
     assert "no hints have been written" in err
-    code, _, err = told(capsys, "hints", tmp_path, "--agent", "x:1")
+    code, _, err = told(capsys, "hints", tmp_path, "--coordinator", "x:1")
     assert code == 2
 
 
@@ -113,7 +113,7 @@ def address(tmp_path: Path):
 
 
 def test_a_coordinator_is_asked(address: str, capsys, monkeypatch):
-    code, out, _ = told(capsys, "hints", "--agent", address)
+    code, out, _ = told(capsys, "hints", "--coordinator", address)
     assert code == 1
     assert [line for line in out.splitlines() if line.startswith("job ")] == ["job j", "job k"]
     monkeypatch.setenv("RANKDUMP_COORDINATOR", address)

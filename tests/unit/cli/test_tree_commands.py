@@ -269,6 +269,7 @@ def test_status_of_an_unbalanced_tree_is_wrong(grown, capsys):
         (["show"], "Missing argument"),
         (["status", "--json", "--watch"], "do not go together"),
         (["status", ".", "--agent", "unix:x"], "do not go together"),
+        (["status", "--job", "j", "--agent", "unix:x"], "do not go together"),
         (["run"], "Missing argument"),
         (["run", "--", "true"], "no configuration"),
         (["run", "--config", "/nowhere.json", "--", "true"], "/nowhere.json"),
@@ -283,7 +284,8 @@ def test_bad_usage_is_one_line_and_code_two(capsys, arguments, words):
 
 def test_nobody_there_is_code_three(tmp_path, capsys):
     """No daemon is told apart from wrong input."""
-    for command in ("status", "order"):
-        code, _, err = told(capsys, command, "--agent", f"unix:{tmp_path}/none.sock")
+    agent, coordinator = ("status", "--agent"), ("status", "--coordinator")
+    for command in (agent, coordinator, ("order", "--coordinator"), ("hints", "--coordinator")):
+        code, _, err = told(capsys, *command, f"unix:{tmp_path}/none.sock")
         assert (code, err.count("\n")) == (3, 1)
         assert "none.sock" in err
