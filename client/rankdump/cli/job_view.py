@@ -57,16 +57,11 @@ def merge_line(merge: MergeStatus, *, named: bool) -> str:
 
 def hint_lines(hints: Iterable[TimeoutHint]) -> list[str]:
     """Return the hints that ask for something; the widest wait when none does."""
+    hints = tuple(hints)
+    urgent = urgent_lines(hints)
     known = [hint for hint in hints if hint.limit is not None]
-    urgent = [hint for hint in hints if hint.level is not HintLevel.OK]
-    if urgent:
-        return [
-            line
-            for hint in urgent
-            for line in (f"timeout {hint.level.value}: {hint.reason}", *_set(hint.settings))
-        ]
-    if not known:
-        return []
+    if urgent or not known:
+        return urgent
     widest = max(known, key=lambda hint: hint.share)
     assert widest.limit is not None
     return [
@@ -75,12 +70,23 @@ def hint_lines(hints: Iterable[TimeoutHint]) -> list[str]:
     ]
 
 
-def finding_lines(findings: tuple[Finding, ...]) -> list[str]:
-    """Return what the merge found, the first of many."""
+def urgent_lines(hints: Iterable[TimeoutHint]) -> list[str]:
+    """Return the hints that ask for something, with the lines to set."""
+    return [
+        line
+        for hint in hints
+        if hint.level is not HintLevel.OK
+        for line in (f"timeout {hint.level.value}: {hint.reason}", *_set(hint.settings))
+    ]
+
+
+def finding_lines(findings: tuple[Finding, ...], *, where: str = "") -> list[str]:
+    """Return what the merge found, the first of many; `where` is the tree that has the others."""
     shown = [f"{finding.kind.value}: {finding.text}" for finding in findings[:_MOST_FINDINGS]]
     more = len(findings) - len(shown)
     if more > 0:
-        shown.append(f"... {counted(more, 'more finding')}: rankdump order --findings")
+        command = f"rankdump order {where} --findings" if where else "rankdump order --findings"
+        shown.append(f"... {counted(more, 'more finding')}: {command}")
     return shown
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -13,11 +14,12 @@ from rankdump import reader
 from rankdump.cli.ask import agent_status, drain
 from rankdump.cli.daemon import Daemon, embedded_daemon
 from rankdump.cli.job import NOT_EXECUTABLE, NOT_FOUND, ending_orderly, run_job
+from rankdump.cli.job_view import finding_lines, urgent_lines
 from rankdump.cli.ranks import summary_table
 from rankdump.cli.screen import say, show_table, table_width
 from rankdump.cli.tally import sentences, totals
 from rankdump.contract import dialect
-from rankdump.contract.errors import RankdumpError
+from rankdump.contract.errors import DamagedError, RankdumpError
 from rankdump.contract.plan import DumpPlan
 from rankdump.contract.status import StatusView
 from rankdump.identity import WARNED_VARIABLE
@@ -43,11 +45,13 @@ def run(
     environ = _with_config(os.environ, config=config, output=output)
     plan, _ = dialect.load(Path(environ["RANKDUMP_CONFIG"]), environ)
     say((f"rankdump: warning: {text}" for text in plan.warnings), err=True)
+    job_id = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{os.getpid()}"
     with ending_orderly(), embedded_daemon(keep_log=keep_daemon_log) as daemon:
-        code = run_job(command, _armed(environ, daemon.address))
+        code = run_job(command, _armed(environ, daemon.address, job_id))
         view = _collected(daemon, plan)
         died = daemon.process.poll() is not None
     _summarise(view, plan, code, daemon_died=died)
+    say(_oddities(plan.output.root, job_id), err=True)
     return code
 
 
@@ -67,8 +71,7 @@ def _with_config(
     return {**environ, **own}
 
 
-def _armed(environ: Mapping[str, str], address: str) -> dict[str, str]:
-    job_id = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{os.getpid()}"
+def _armed(environ: Mapping[str, str], address: str, job_id: str) -> dict[str, str]:
     own = {"RANKDUMP_AGENT": address, "RANKDUMP_COORDINATOR": address, "RANKDUMP_JOB_ID": job_id}
     return {**environ, **own}
 
@@ -97,6 +100,21 @@ def _summarise(view: StatusView, plan: DumpPlan, code: int, *, daemon_died: bool
     say(sentences(view), err=True)
     if not totals(view.iterations).kept:
         say(["nothing was dumped"], err=True)
+
+
+def _oddities(root: str, job_id: str) -> list[str]:
+    """Return what is odd about the order of the job, and what its timeouts ask for.
+
+    From the tree: the daemon published the last of it when it left.
+    """
+    lines: list[str] = []
+    # A job of which nothing was published has neither file.
+    with suppress(DamagedError):
+        found = reader.read_order(Path(root), job_id=job_id).findings
+        lines += finding_lines(found, where=root)
+    with suppress(DamagedError):
+        lines += urgent_lines(reader.read_hints(Path(root), job_id))
+    return lines
 
 
 def _likely_cause(code: int) -> str:
