@@ -112,6 +112,8 @@ class IterationView:
     what is not among the events between them was lost."""
     clocks: Mapping[int, str] = field(default_factory=dict[int, str])
     """Which clock each rank reads: those of one host share one."""
+    stalls: Mapping[int, int] = field(default_factory=dict[int, int])
+    """How long dumping had held each rank up since its session began, as it said last."""
     provisional: bool = False
     """The iteration still runs: what is missing may come."""
 

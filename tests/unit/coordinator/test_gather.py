@@ -401,6 +401,18 @@ def test_groups_declared_once_are_known_in_later_batches(gather, agent) -> None:
         assert [batch.groups for batch in view.events[0]] == [(WORLD,)]
 
 
+def test_a_batch_without_events_says_how_long_its_rank_was_held_up(gather, agent) -> None:
+    """A rank that is stuck in its first tensor has nothing else to say."""
+    source, empty = agent.events(1, groups=(WORLD,))
+    said = [(source, dataclasses.replace(empty, stalled_us=stalled)) for stalled in (5, 9)]
+    agent.report(events=(agent.events(0, 4), *said))
+    (view,) = gather.unpublished("j")[1]
+    assert view.stalls == {0: 0, 1: 9}
+    agent.report(events=(agent.events(1, 4),))
+    (view,) = gather.unpublished("j")[1]
+    assert view.events[1][0].groups == (WORLD,)
+
+
 def test_only_iterations_with_something_open_may_have_somebody_waiting(gather, agent) -> None:
     """What has started and is not complete makes an iteration worth a look."""
     agent.report(events=(agent.events(0, 4), agent.events(0, 5, end=OPEN)))

@@ -43,7 +43,9 @@ def batch(*events: Event, stalled_us: int = 0) -> EventColumns:
 
 def view(events: dict[int, list[EventColumns]], **more: Any) -> IterationView:
     batches = {rank: tuple(each) for rank, each in events.items()}
+    stalls = {rank: max(each.stalled_us for each in own) for rank, own in events.items() if own}
     usual: dict[str, Any] = {"excluded": frozenset(), "late": (), "late_count": 0}
+    usual["stalls"] = stalls
     return IterationView("j", 4, "/tree", batches, **{**usual, **more})
 
 
@@ -98,6 +100,14 @@ def test_a_rank_without_a_call_so_far_counts_from_the_last_merged_one():
     state = HintState(3, stalls={0: 3 * S, 1: 4 * S})
     (hint,) = waiting(view(events), FACTS, T0 + 12 * S, state)
     assert hint.dump_us == 5 * S
+
+
+def test_a_rank_that_is_stuck_in_its_first_tensor_counts_though_it_has_no_event():
+    events = {0: [batch(event(1, T0, done=False, sequence=7))]}
+    state = HintState(3, stalls={1: 4 * S})
+    (hint,) = waiting(view(events, stalls={1: 15 * S}), FACTS, T0 + 12 * S, state)
+    assert (hint.last_rank, hint.dump_us) == (1, 11 * S)
+    assert "rank 1 has reported nothing of this iteration" in hint.reason
 
 
 def test_nobody_waits_when_all_have_come_or_nothing_is_open():

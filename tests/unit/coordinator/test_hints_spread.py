@@ -35,7 +35,7 @@ def jobs(draw: st.DrawFn, *, stalls: st.SearchStrategy[int] = times) -> list[Cal
 
 def found(calls: list[Call], programs: dict[int, Program] | None = None) -> list[CallSpread]:
     order = merge(view_of(events(calls), iteration=0))
-    return list(call_spreads(order, {} if programs is None else programs))
+    return list(call_spreads(order, {} if programs is None else programs, {}))
 
 
 def told(calls: list[Call]) -> list[tuple[int, int]]:
@@ -43,7 +43,9 @@ def told(calls: list[Call]) -> list[tuple[int, int]]:
     order = merge(view_of(events(calls), iteration=0))
     kinds = order.calls.columns["kind"]
     return sorted(
-        (each.spread_us, each.dump_us) for each in call_spreads(order, {}) if kinds[each.call] != 11
+        (each.spread_us, each.dump_us)
+        for each in call_spreads(order, {}, {})
+        if kinds[each.call] != 11
     )
 
 
@@ -118,6 +120,10 @@ def test_a_missing_member_counts_as_long_as_the_others_waited():
     late.columns["end_us"][1] = late.columns["start_us"][1] + 20_000_000
     (kept,) = batches[1]
     batches[1] = [type(kept)(kept.names, kept.groups, {n: c[:1] for n, c in kept.columns.items()})]
-    spread = list(call_spreads(merge(view_of(batches, iteration=0)), {}))[1]
+    spread = list(call_spreads(merge(view_of(batches, iteration=0)), {}, {}))[1]
     assert (spread.first_rank, spread.last_rank, spread.arrived) == (0, 1, False)
     assert (spread.spread_us, spread.dump_us) == (20_000_000, 0)
+    order = merge(view_of(batches, iteration=0))
+    for stalled_us, part_us in ((7_000_000, 7_000_000), (90_000_000, 20_000_000)):
+        spread = list(call_spreads(order, {}, {1: stalled_us}))[1]
+        assert (spread.spread_us, spread.dump_us) == (20_000_000, part_us)

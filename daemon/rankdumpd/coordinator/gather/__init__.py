@@ -10,7 +10,6 @@ import threading
 from collections.abc import Iterable
 
 from rankdump.contract.findings import Finding
-from rankdump.contract.status import RankEvents
 from rankdump.contract.timeouts import TimeoutHint
 from rankdumpd.coordinator.gather.agents import Agents
 from rankdumpd.coordinator.gather.job import Job
@@ -58,7 +57,7 @@ class Gather:
     def take(self, report: Report, *, now_s: float) -> Answer:
         """Take a report unless it is a repeat; return what its agent is to hear."""
         # Before the lock: this is the only part that grows with the number of events.
-        parts = [(source, by_iteration(columns)) for source, columns in report.events]
+        parts = [by_iteration(columns) for _, columns in report.events]
         with self._lock:
             agent = self._agents.of(report.agent_id, now_s=now_s)
             agent.take(report, now_s=now_s)
@@ -209,9 +208,7 @@ class Gather:
                 agents=tuple(agent.status(now_s=now_s) for agent in self._agents.all.values()),
             )
 
-    def _take(
-        self, report: Report, events: list[tuple[RankEvents, Parts]], number: int, *, now_s: float
-    ) -> None:
+    def _take(self, report: Report, events: list[Parts], number: int, *, now_s: float) -> None:
         for job_id in _named(report):
             job = self._jobs.setdefault(job_id, Job(job_id, now_s=now_s))
             job.heard_s, job.heard = now_s, True
@@ -224,9 +221,9 @@ class Gather:
         for job_id, rank, timeouts in report.timeouts:
             self._jobs[job_id].take_timeouts(rank, timeouts)
         # Events before balances: a balance may say that an iteration is complete.
-        for source, parts in events:
+        for (source, columns), parts in zip(report.events, events, strict=True):
             self._jobs[source.job_id].take_events(
-                source, parts, agent_id=report.agent_id, number=number, now_s=now_s
+                source, columns, parts, agent_id=report.agent_id, number=number, now_s=now_s
             )
         for status in report.iterations:
             self._jobs[status.job_id].take_balance(status, origin, now_s=now_s)

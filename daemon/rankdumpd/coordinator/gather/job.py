@@ -85,17 +85,23 @@ class Job:
     def take_events(
         self,
         source: RankEvents,
+        columns: EventColumns,
         parts: Parts,
         *,
         agent_id: str,
         number: int,
         now_s: float,
     ) -> None:
-        """Take a batch of events, each to its iteration; count those that come too late."""
+        """Take a batch of events, each to its iteration; count those that come too late.
+
+        One without events still says which groups there are, and how long its rank was held up.
+        """
         rank, run = source.rank, self.ranks.run
+        groups = self._known_groups(rank, columns)
         left = self.ranks.has_left(rank, source.session_id)
+        if not left:
+            self.ranks.stalls[rank] = columns.stalled_us
         for iteration, part in parts:
-            groups = self._known_groups(rank, part)
             if left:
                 self.published.late(run - 1, iteration, rank, part)
             elif not self.needs(iteration):
@@ -189,10 +195,10 @@ class Job:
     def _over(self, now_s: float, deadline_s: float) -> bool:
         return now_s - self.heard_s >= min(QUIET_S, deadline_s) and self.ranks.all_over()
 
-    def _known_groups(self, rank: int, part: EventColumns) -> tuple[ProcessGroup, ...]:
+    def _known_groups(self, rank: int, columns: EventColumns) -> tuple[ProcessGroup, ...]:
         """Return every group that a rank has declared so far: it need not repeat them."""
         known = self._groups.get(rank, ())
-        if part.groups and part.groups != known:
-            known = tuple({group.name: group for group in (*known, *part.groups)}.values())
+        if columns.groups and columns.groups != known:
+            known = tuple({group.name: group for group in (*known, *columns.groups)}.values())
             self._groups[rank] = known
         return known

@@ -22,6 +22,8 @@ class Ranks:
         self.sessions: dict[str, SessionStatus] = {}
         self.balances: dict[tuple[str, int], IterationStatus] = {}
         self.forgotten_balances = 0
+        self.stalls: dict[int, int] = {}
+        """How long dumping had held each rank up, as its newest session said last."""
         self._timeouts: dict[int, Timeouts] = {}
         self._newest: dict[int, str] = {}
         self._spoken: set[str] = set()

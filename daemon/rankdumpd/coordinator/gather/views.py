@@ -28,6 +28,7 @@ def iteration_view(job: Job, pending: Pending, *, provisional: bool) -> Iteratio
         late_count=max(0, ranks.world_size - len(gone)),
         spans=ranks.spans(pending.iteration),
         clocks=ranks.clocks(),
+        stalls=dict(ranks.stalls),
         provisional=provisional,
     )
 

@@ -50,7 +50,7 @@ def waiting(
         if not absent:
             continue
         last = min(absent, key=lambda rank: (rank in stuck, rank))
-        wait = _wait(call, ranks, last, (now_us, view.iteration), stalls)
+        wait = _wait(call, ranks, last, (now_us, view.iteration), (stalls, view.stalls))
         limits = group_limits(call.group, call.group.ranks or (call.rank, last), facts)
         hint = assessed(wait, limits, facts)
         known = found.get(call.group)
@@ -90,12 +90,18 @@ def _wait(
     ranks: Mapping[int, _Rank],
     last: int,
     now: tuple[int, int],
-    stalls: Mapping[int, int],
+    stalls: tuple[Mapping[int, int], Mapping[int, int]],
 ) -> Wait:
-    now_us, iteration = now
+    """Return what a call has come to; the stalls are those at the last merged calls, and now."""
+    (now_us, iteration), (merged, newest) = now, stalls
     spread = max(0, now_us - call.start_us)
-    own = ranks[call.rank].stall_before(call.position, stalls)
-    other = ranks[last].newest_growth(stalls) if last in ranks else 0
+    own = ranks[call.rank].stall_before(call.position, merged)
+    before = merged.get(last, 0)
+    if last in ranks:
+        before = ranks[last].stall_before(float("inf"), merged)
+    at_last = newest.get(last, 0)
+    # A new session counts anew.
+    other = at_last - before if at_last >= before else at_last
     # Dumping held up both: the part is what it held up the late one more.
     dumped = other - max(0, call.stall_us - own)
     widest = Widest(
@@ -171,12 +177,6 @@ class _Rank:
                 row = before[positions[before].argmax()]
                 found = max(found, (int(positions[row]), int(batch.columns["stall_us"][row])))
         return found[1]
-
-    def newest_growth(self, stalls: Mapping[int, int]) -> int:
-        """Return how long dumping has held it up since its last call."""
-        newest = max((batch.stalled_us for batch in self._batches), default=0)
-        before = self.stall_before(float("inf"), stalls)
-        return newest - before if newest >= before else newest
 
     def doing(self, now_us: int) -> str:
         """Say what it completed last."""

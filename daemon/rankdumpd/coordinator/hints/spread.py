@@ -8,7 +8,7 @@ call when the last member would have arrived.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
 
@@ -67,13 +67,16 @@ class Program:
             self.now_us = now_us
 
 
-def call_spreads(order: GlobalOrder, programs: dict[int, Program]) -> Iterator[CallSpread]:
+def call_spreads(
+    order: GlobalOrder, programs: dict[int, Program], stalls: Mapping[int, int]
+) -> Iterator[CallSpread]:
     """Yield the spread of every call in its order, and carry on the programs of the ranks.
 
     Of messages only the receiver waits: a receive has the spread to its send, a send none. Where
-    a member is missing, what the others are known to have waited for it counts.
+    a member is missing, what the others are known to have waited for it counts, and what `stalls`
+    says of it: how long dumping had held it up when it was last heard.
     """
-    walk = _Walk(order, programs)
+    walk = _Walk(order, programs, stalls)
     for call in range(len(order.calls)):
         yield walk.step(call)
     for program in programs.values():
@@ -83,8 +86,11 @@ def call_spreads(order: GlobalOrder, programs: dict[int, Program]) -> Iterator[C
 class _Walk:
     """The state of one pass over the calls of an iteration."""
 
-    def __init__(self, order: GlobalOrder, programs: dict[int, Program]) -> None:
+    def __init__(
+        self, order: GlobalOrder, programs: dict[int, Program], stalls: Mapping[int, int]
+    ) -> None:
         calls = order.calls
+        self._newest = stalls
         self._calls = calls
         self._bounds: list[int] = calls.bounds.tolist()
         self._kinds: list[int] = calls.columns["kind"].tolist()
@@ -102,8 +108,11 @@ class _Walk:
         self._sent: dict[tuple[int, int, int, int], tuple[int, int]] = {}
         self._programs = programs
         by_program = np.lexsort((members["position"], members["rank"])).tolist()
-        for rank, rows in groupby(by_program, key=self._ranks.__getitem__):
-            programs.setdefault(rank, Program()).rows = iter(list(rows))
+        self._last_start: dict[int, int] = {}
+        for rank, grouped in groupby(by_program, key=self._ranks.__getitem__):
+            rows = list(grouped)
+            self._last_start[rank] = self._starts[rows[-1]]
+            programs.setdefault(rank, Program()).rows = iter(rows)
 
     def step(self, call: int) -> CallSpread:
         """Let the members of a call arrive, and go on from it."""
@@ -122,12 +131,22 @@ class _Walk:
         first_rank = self._ranks[low + starts.index(first)]
         missing = self._calls.missing.get(call)
         if missing:
-            waited = int(self._calls.columns["end_us"][call]) - first
-            return CallSpread(call, first_rank, missing[0], max(0, waited), 0, arrived=False)
+            waited = max(0, int(self._calls.columns["end_us"][call]) - first)
+            # Of several the one that came to nothing else for longest: others wait for it.
+            late = min(missing, key=lambda rank: (self._last_start.get(rank, 0), rank))
+            dumped = min(self._stalled_since(late), waited)
+            return CallSpread(call, first_rank, late, waited, dumped, arrived=False)
         spread = last - first
         last_rank = self._ranks[low + starts.index(last)]
         dumped = spread - (undumped_last - min(undumped))
         return CallSpread(call, first_rank, last_rank, spread, min(max(0, dumped), spread))
+
+    def _stalled_since(self, rank: int) -> int:
+        """Return how long dumping has held up a rank since its last call."""
+        newest, before = self._newest.get(rank, 0), 0
+        if rank in self._programs:
+            before = self._programs[rank].stall_us
+        return newest - before if newest >= before else newest
 
     def _send(self, call: int, row: int, undumped: int) -> CallSpread:
         rank, peer = self._ranks[row], self._peers[row]

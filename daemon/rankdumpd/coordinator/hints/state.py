@@ -92,14 +92,16 @@ class HintState:
             raise DamagedError(f"not a state of hints: {error!r}") from None
 
 
-def observed(state: HintState, order: GlobalOrder) -> HintState:
-    """Return the state after one more iteration."""
+def observed(
+    state: HintState, order: GlobalOrder, stalls: Mapping[int, int] | None = None
+) -> HintState:
+    """Return the state after one more iteration; `stalls` are those that ranks said last."""
     # Iterations between, which are not dumped, have levelled the ranks by their collectives.
     follows = order.iteration - state.iteration in (0, 1)
     delays: Mapping[int, int] = state.delays if follows else {}
     programs = {rank: Program(stall, delays.get(rank, 0)) for rank, stall in state.stalls.items()}
     groups = dict(state.groups)
-    for (group, first), spread in _widest_spreads(order, programs).items():
+    for (group, first), spread in _widest_spreads(order, programs, stalls or {}).items():
         history = groups.get(group, GroupHistory())
         groups[group] = _with(history, _described(order, spread), first=first)
     return HintState(
@@ -111,14 +113,14 @@ def observed(state: HintState, order: GlobalOrder) -> HintState:
 
 
 def _widest_spreads(
-    order: GlobalOrder, programs: dict[int, Program]
+    order: GlobalOrder, programs: dict[int, Program], stalls: Mapping[int, int]
 ) -> dict[tuple[ProcessGroup, bool], CallSpread]:
     """Return the widest spread of each group, its first collective apart."""
     columns = order.calls.columns
     groups: list[int] = columns["group"].tolist()
     first: list[bool] = ((columns["sequence"] == 0) & (columns["kind"] < _MESSAGE)).tolist()
     widest: dict[tuple[int, bool], CallSpread] = {}
-    for spread in call_spreads(order, programs):
+    for spread in call_spreads(order, programs, stalls):
         key = (groups[spread.call], first[spread.call])
         known = widest.get(key)
         if known is None or spread.spread_us > known.spread_us:

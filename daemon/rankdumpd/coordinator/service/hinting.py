@@ -10,7 +10,7 @@ from rankdump.contract.timeouts import TimeoutHint
 from rankdumpd.coordinator.gather import Gather
 from rankdumpd.coordinator.hints import HintState, hints_of, observed, waiting, warnings
 from rankdumpd.coordinator.publish.hint_file import write_hints
-from rankdumpd.coordinator.values import GlobalOrder
+from rankdumpd.coordinator.values import GlobalOrder, IterationView
 
 _LOG = logging.getLogger(__name__)
 
@@ -32,9 +32,10 @@ class Hinting:
                 self._states[job_id] = _recalled(job_id, text)
                 self._show(job_id)
 
-    def state_after(self, order: GlobalOrder, *, job_id: str) -> str:
-        """Take an iteration in; return the job's state as JSON text."""
-        state = self._states[job_id] = observed(self._states.get(job_id, HintState()), order)
+    def state_after(self, order: GlobalOrder, view: IterationView) -> str:
+        """Take an iteration in; return the state of its job as JSON text."""
+        before = self._states.get(view.job_id, HintState())
+        state = self._states[view.job_id] = observed(before, order, view.stalls)
         return state.to_json()
 
     def published(self, job_id: str, root: str) -> None:

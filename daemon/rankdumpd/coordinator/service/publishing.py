@@ -60,16 +60,16 @@ class Publishing:
         if unnoted:
             text = f"iteration {view.iteration}: {unnoted}"
             findings.append(Finding(FindingKind.UNPUBLISHED, view.iteration, text))
-        hint_state = self._observed(order, view.job_id)
+        hint_state = self._observed(order, view)
         return Settled(book, written is not None, tuple(findings), hint_state)
 
-    def _observed(self, order: GlobalOrder, job_id: str) -> str:
+    def _observed(self, order: GlobalOrder, view: IterationView) -> str:
         try:
-            return self._hinting.state_after(order, job_id=job_id)
+            return self._hinting.state_after(order, view)
         except Exception:
             # What is in the tree must count as published whatever becomes of the hints.
-            _LOG.exception("job %s, iteration %d: no hints", job_id, order.iteration)
-            return self._gather.kept(job_id)[1]
+            _LOG.exception("job %s, iteration %d: no hints", view.job_id, order.iteration)
+            return self._gather.kept(view.job_id)[1]
 
     def _given_up(self, view: IterationView, error: Exception) -> Settled:
         book, hint_state = self._gather.kept(view.job_id)
