@@ -413,6 +413,21 @@ def test_a_batch_without_events_says_how_long_its_rank_was_held_up(gather, agent
     assert view.events[1][0].groups == (WORLD,)
 
 
+def test_it_is_crowded_while_one_is_written_and_the_next_is_complete(gather, agent) -> None:
+    """Memory holds what is being merged and what comes next, not all that agents have."""
+    agent.report(sessions=tuple(map(agent.session, (0, 1))))
+    for iteration in (4, 5):
+        assert not gather.crowded()
+        agent.report(events=(agent.events(0, iteration), agent.events(1, iteration)))
+        agent.report(iterations=tuple(agent.done(rank, iteration) for rank in (0, 1)))
+        if iteration == 4:
+            assert not gather.crowded()
+            assert gather.next_ready(now_s=0.0) is not None
+    assert gather.crowded()
+    gather.settle("j", Settled(Book("/t", {}, 0), True, (), ""))
+    assert not gather.crowded()
+
+
 def test_only_iterations_with_something_open_may_have_somebody_waiting(gather, agent) -> None:
     """What has started and is not complete makes an iteration worth a look."""
     agent.report(events=(agent.events(0, 4), agent.events(0, 5, end=OPEN)))

@@ -125,6 +125,10 @@ class Job:
             waiting = True
         return None
 
+    def crowded(self) -> bool:
+        """Return whether complete iterations come faster than they are published."""
+        return self.handed is not None and any(map(self.ranks.all_declared, self.pending))
+
     def hand_out(self, pending: Pending) -> None:
         """Let an iteration be published; from now on its events are late."""
         if pending in self.sealed:

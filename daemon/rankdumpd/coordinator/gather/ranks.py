@@ -87,6 +87,10 @@ class Ranks:
             if rank < self.world_size and (name in done or self._is_over(name))
         }
 
+    def all_declared(self, iteration: int) -> bool:
+        """Return whether every rank has said that it finished an iteration."""
+        return 0 < self.world_size <= len(self._done.get(iteration, {}))
+
     def all_over(self) -> bool:
         """Return whether there are sessions and none of them will send more."""
         return bool(self._newest) and all(map(self._is_over, self._newest.values()))

@@ -31,6 +31,8 @@ _TICK_S = 0.2
 _LOOK_S = 1.0
 """Between two looks at who waits at present."""
 _RETIRE_S = 3600.0
+_PATIENCE_S = 15.0
+"""Longest a report waits for its answer; an agent gives a stream up after a minute."""
 
 
 class Coordinator:
@@ -111,8 +113,17 @@ class Coordinator:
         self._gather.connected(agent_id, change, now_s=time.monotonic())
 
     def take(self, report: Report) -> Answer:
-        """Take a report; return what its agent is to hear."""
-        return self._gather.take(report, now_s=time.monotonic())
+        """Take a report; return what its agent is to hear.
+
+        The answer waits while iterations are complete faster than they can be published: agents
+        keep the rest on disk, and memory holds a few iterations however fast they come.
+        """
+        answer = self._gather.take(report, now_s=time.monotonic())
+        patience_s = time.monotonic() + _PATIENCE_S
+        while report.items and self._gather.crowded() and time.monotonic() < patience_s:
+            if self._stopping.wait(_TICK_S / 4):
+                break
+        return answer
 
     def fleet(self) -> Fleet:
         """Return what is known of all jobs."""
