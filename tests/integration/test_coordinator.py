@@ -368,7 +368,7 @@ def test_hints_are_answered_said_and_remembered(make_host, tmp_path, monkeypatch
     settled = hint("job", "rank 1 was late")
     live = hint("job", "rank 1 is awaited", waiting=True)
     monkeypatch.setattr(hinting, "hints_of", lambda state, facts: (settled,))
-    monkeypatch.setattr(hinting, "waiting", lambda view, facts, now_us: (live,))
+    monkeypatch.setattr(hinting, "waiting", lambda view, facts, now_us, state: (live,))
     monkeypatch.setattr(hinting, "warnings", lambda hints: tuple(each.reason for each in hints))
     host = make_host()
     agent = host.agent("one")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 
-from rankdump.contract.errors import DamagedError
 from rankdump.contract.timeouts import TimeoutHint
 from rankdumpd.coordinator.gather import Gather
 from rankdumpd.coordinator.hints import HintState, hints_of, observed, waiting, warnings
@@ -28,9 +27,13 @@ class Hinting:
         """Take up the hints of jobs that are known from before."""
         for job_id in self._gather.job_ids():
             _, text = self._gather.kept(job_id)
-            if text:
-                self._states[job_id] = _recalled(job_id, text)
-                self._show(job_id)
+            try:
+                if text:
+                    self._states[job_id] = HintState.from_json(text)
+                    self._show(job_id)
+            except Exception:
+                # Hints that cannot be read must not keep orders from being published.
+                _LOG.exception("job %s: its hints begin anew", job_id)
 
     def state_after(self, order: GlobalOrder, view: IterationView) -> str:
         """Take an iteration in; return the state of its job as JSON text."""
@@ -80,12 +83,3 @@ class Hinting:
             problem = write_hints(root, job_id, hints)
             if problem:
                 _LOG.warning("job %s: %s", job_id, problem)
-
-
-def _recalled(job_id: str, text: str) -> HintState:
-    try:
-        return HintState.from_json(text)
-    except DamagedError as error:
-        # Hints of earlier iterations are worth less than a coordinator that starts.
-        _LOG.warning("job %s: its hints begin anew: %s", job_id, error)
-        return HintState()
