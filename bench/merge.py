@@ -30,7 +30,8 @@ from .result import Result
 SCALES = {8: 40, 64: 8, 256: 4, 1024: 3}
 """Iterations, by ranks: enough of them to tell their cost from that of the start."""
 LARGEST = max(SCALES)
-_POLL_S = 0.05
+_POLL_S = 0.5
+"""A status of a thousand ranks is work for the coordinator: it is not asked for all the time."""
 _PATIENCE_S = 900.0
 _STOP_TIMEOUT_S = 60.0
 
