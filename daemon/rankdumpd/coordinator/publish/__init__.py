@@ -10,7 +10,6 @@ from __future__ import annotations
 import heapq
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -66,22 +65,16 @@ class Publisher:
     def _written(self, place: Place, order: GlobalOrder, job_id: str, root: str) -> Book:
         sizes = dict(place.sizes)
         traced = self._is_traced(order, job_id)
-        # A table is made outside the interpreter's lock: beside the lines it costs no time.
-        with ExitStack() as undo, ThreadPoolExecutor(1, "rankdumpd-publisher") as beside:
+        with ExitStack() as undo:
             for graph in graphs(order):
                 name = place.named(order_file(graph))
                 size = sizes.get(name, 0)
                 undo.callback(
                     _undone, lambda at=place.folder / name, size=size: files.cut(at, size)
                 )
-                wholes = beside.submit(_write_wholes, place, order, graph, undo, traced=traced)
-                try:
-                    chunks = csv_lines(order, graph, place.position)
-                    sizes[name] = _append(place.folder / name, chunks, size)
-                finally:
-                    # Nobody takes anything back while the other one still writes.
-                    wait((wholes,))
-                wholes.result()
+                chunks = csv_lines(order, graph, place.position)
+                sizes[name] = _append(place.folder / name, chunks, size)
+                _write_wholes(place, order, graph, undo, traced=traced)
             undo.pop_all()
         return Book(root, sizes, place.position + len(order))
 
