@@ -23,7 +23,7 @@ from rankdump.contract.timeouts import HintLevel, TimeoutHint
 from rankdump.wire.v1 import coordinator_pb2 as pb
 from rankdump.wire.v1.coordinator_pb2_grpc import CoordinatorServiceStub
 from rankdump.wire.views import entry_from_wire, finding_from_wire, view_from_wire
-from rankdumpd.coordinator.service import Coordinator, hinting, publishing
+from rankdumpd.coordinator.service import Coordinator, ahead, hinting
 from rankdumpd.server import Server
 from rankdumpd.settings import CoordinatorSettings
 
@@ -340,14 +340,14 @@ def test_an_iteration_that_breaks_the_merge_does_not_take_others_along(
     host, tmp_path, monkeypatch
 ) -> None:
     """A fault in the merge itself loses one iteration, counted and said; the next one is fine."""
-    real = publishing.merge
+    real = ahead.merge
 
     def broken_for_one(view):
         if view.iteration == 1:
             raise IndexError("a bug")
         return real(view)
 
-    monkeypatch.setattr(publishing, "merge", broken_for_one)
+    monkeypatch.setattr(ahead, "merge", broken_for_one)
     job = Job("job", str(tmp_path), 1)
     agent = host.agent("one")
     agent.session(job.session(0), job.root)

@@ -96,6 +96,15 @@ class Gather:
                     return view
             return None
 
+    def upcoming(self, least_events: int) -> IterationView | None:
+        """Return the next iteration that is complete and large, while another is being written."""
+        with self._lock:
+            for job in self._jobs.values():
+                pending = job.next_complete()
+                if job.handed and pending and pending.count >= least_events:
+                    return iteration_view(job, pending, provisional=False)
+            return None
+
     def settle(self, job_id: str, settled: Settled) -> None:
         """Keep what a handed-out iteration came to."""
         with self._lock:

@@ -125,6 +125,13 @@ class Job:
             waiting = True
         return None
 
+    def next_complete(self) -> Pending | None:
+        """Return the lowest iteration that is not handed out, if it is complete."""
+        lowest = min(self.pending, default=None)
+        if lowest is None or self.sealed or not self.ranks.all_declared(lowest):
+            return None
+        return self.pending[lowest]
+
     def crowded(self) -> bool:
         """Return whether complete iterations come faster than they are published."""
         return self.handed is not None and any(map(self.ranks.all_declared, self.pending))

@@ -82,6 +82,7 @@ class Coordinator:
         )
         self._keeping.recall()
         self._hinting.recall()
+        self._publishing.start()
         self._thread = threading.Thread(target=self._run, name="rankdumpd-coordinator", daemon=True)
         self._thread.start()
 
@@ -104,6 +105,8 @@ class Coordinator:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
+        if self._publishing is not None:
+            self._publishing.stop()
         if self._state is not None:
             self._state.close()
             self._state = None

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 from rankdump.contract.findings import Finding, FindingKind
 from rankdumpd.coordinator.gather import Gather
-from rankdumpd.coordinator.merge import merge
 from rankdumpd.coordinator.publish import Publisher, note
+from rankdumpd.coordinator.service.ahead import Ahead
 from rankdumpd.coordinator.service.hinting import Hinting
 from rankdumpd.coordinator.service.keeping import Keeping
 from rankdumpd.coordinator.values import GlobalOrder, IterationView, Settled
@@ -27,8 +27,17 @@ class Publishing:
         self._hinting = hinting
         self._keeping = keeping
         self._publisher = Publisher(trace_events=trace_events)
+        self._ahead = Ahead(gather.upcoming)
         self.lost = 0
         """Iterations that could not be published."""
+
+    def start(self) -> None:
+        """Begin to merge ahead."""
+        self._ahead.start()
+
+    def stop(self) -> None:
+        """Merge nothing ahead any more; may be repeated."""
+        self._ahead.stop()
 
     def next(self, *, every: bool = False) -> bool:
         """Publish one iteration; return whether there was one."""
@@ -49,10 +58,14 @@ class Publishing:
 
     def _published(self, view: IterationView) -> Settled:
         book, _ = self._gather.kept(view.job_id)
-        order = merge(view)
-        written, problem = self._publisher.append(
-            order, job_id=view.job_id, root=view.root, book=book
-        )
+        order = self._ahead.order_of(view)
+        self._ahead.writing(True)
+        try:
+            written, problem = self._publisher.append(
+                order, job_id=view.job_id, root=view.root, book=book
+            )
+        finally:
+            self._ahead.writing(False)
         findings = [*_partial(view), *order.findings]
         if problem:
             findings.append(Finding(FindingKind.UNPUBLISHED, view.iteration, problem))

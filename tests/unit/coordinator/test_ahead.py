@@ -1,0 +1,100 @@
+"""What is merged ahead is used only for the very iteration it was merged from."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+
+import pytest
+from suites.order_jobs import view_of
+
+from rankdump.contract.events import Event, EventColumns, EventKind
+from rankdumpd.coordinator.service import ahead
+from rankdumpd.coordinator.service.ahead import Ahead
+from rankdumpd.coordinator.values import GlobalOrder, IterationView
+
+PATIENCE_S = 30
+VIEW = view_of({0: [EventColumns.of([Event(0, 1, 1, 1, "Add", EventKind.OPERATOR, 1, 2)])]})
+
+
+class Counted:
+    """The merge, and how often it was asked."""
+
+    def __init__(self) -> None:
+        self.views: list[IterationView] = []
+        self.merged = threading.Event()
+        self._merge = ahead.merge
+
+    def __call__(self, view: IterationView) -> GlobalOrder:
+        self.views.append(view)
+        self.merged.set()
+        return self._merge(view)
+
+
+@pytest.fixture
+def merges(monkeypatch) -> Counted:
+    counted = Counted()
+    monkeypatch.setattr(ahead, "merge", counted)
+    return counted
+
+
+def merged_ahead(merges: Counted, view: IterationView, *, writing: bool = True) -> Ahead:
+    one = Ahead(lambda _: view)
+    one.writing(writing)
+    one.start()
+    if writing:
+        assert merges.merged.wait(PATIENCE_S)
+    one.stop()
+    one.stop()
+    return one
+
+
+def test_it_is_merged_once_and_then_handed_over(merges):
+    """A view made anew of the same batches is the same."""
+    one = merged_ahead(merges, VIEW)
+    order = one.order_of(dataclasses.replace(VIEW, stalls={0: 5}))
+    assert len(order) == 1
+    assert len(merges.views) == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"iteration": 8},
+        {"late": (1,), "late_count": 1},
+        {"spans": {0: (1, 2)}},
+        {"events": {0: (EventColumns.of([Event(0, 1, 1, 1, "B", EventKind.OPERATOR, 1, 2)]),)}},
+    ],
+)
+def test_what_has_changed_is_merged_again(merges, change):
+    """More events, a span, a rank that was given up: the order may be another."""
+    one = merged_ahead(merges, VIEW)
+    now = dataclasses.replace(VIEW, **change)
+    one.order_of(now)
+    assert merges.views == [VIEW, now]
+
+
+def test_nothing_is_merged_ahead_while_nothing_is_written(merges):
+    """Then the merge itself is what everybody waits for."""
+    one = merged_ahead(merges, VIEW, writing=False)
+    assert merges.views == []
+    one.order_of(VIEW)
+    assert merges.views == [VIEW]
+
+
+def test_a_merge_that_fails_ahead_fails_when_it_is_its_turn(monkeypatch):
+    """And not before: it is said where it can be counted."""
+    tried = threading.Event()
+
+    def broken(_view: IterationView) -> GlobalOrder:
+        tried.set()
+        raise IndexError("a bug")
+
+    monkeypatch.setattr(ahead, "merge", broken)
+    one = Ahead(lambda _: VIEW)
+    one.writing(True)
+    one.start()
+    assert tried.wait(PATIENCE_S)
+    one.stop()
+    with pytest.raises(IndexError):
+        one.order_of(VIEW)
