@@ -15,6 +15,7 @@ from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import grpc
@@ -60,6 +61,7 @@ def measure() -> Result:
         "peak_growth_mb": largest.peak_mb - largest.first_peak_mb,
         "lexsort_events_per_s": _lexsort_events_per_s(LARGEST),
         "agents": LARGEST // RANKS_PER_AGENT,
+        "tables": float(find_spec("pyarrow") is not None),
     }
     figures |= {f"events_per_s_{n}_ranks": run.events / run.wall_s for n, run in runs.items()}
     figures |= {f"cpu_ns_per_event_{n}_ranks": cost * 1e9 for n, cost in per_event.items()}
