@@ -18,8 +18,9 @@ from rankdump.cli.ask import agent_status
 WAIT_S = 600
 BUFFER_BYTES = 1 << 20
 """Full long before the first tenth is over: what waits is the same ever after."""
-SLACK_BYTES = 12 << 20
-"""What allocators and a batch more or less may make of it."""
+SLACK_BYTES = {"rank": 12 << 20, "agent": 40 << 20}
+"""What allocators and a batch more or less may make of it. The daemon is a coordinator, too: eight
+messages of 20,000 events may wait there to be merged."""
 
 
 @pytest.fixture
@@ -68,4 +69,4 @@ def test_memory_does_not_grow(
     assert len(by_tenth) == endurance.TENTHS
     for who, column in zip(("rank", "agent"), zip(*by_tenth, strict=True), strict=True):
         first, *later = column
-        assert max(later) - first < SLACK_BYTES, (who, [n >> 20 for n in column])
+        assert max(later) - first < SLACK_BYTES[who], (who, [n >> 20 for n in column])
