@@ -1,0 +1,58 @@
+"""The SQLite file that a daemon keeps its state in: one owner at a time, one version of tables."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+from rankdump.contract.errors import ConfigError
+
+
+def connect(
+    path: Path, key: str, prepare: Callable[[sqlite3.Connection], None]
+) -> sqlite3.Connection:
+    """Return a connection that `prepare` has given its tables.
+
+    ConfigError names the setting `key` when the folder cannot hold it.
+    """
+    try:
+        base = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        with contextlib.ExitStack() as unless_ready:
+            unless_ready.callback(base.close)
+            prepare(base)
+            unless_ready.pop_all()
+            return base
+    except sqlite3.Error as error:
+        raise _no_folder(path.parent, key, error) from None
+
+
+def version_of(base: sqlite3.Connection, path: Path, *, newest: int, whose: str) -> int:
+    """Return the version of a file's tables; ConfigError when a newer program wrote it."""
+    (version,) = base.execute("PRAGMA user_version").fetchone()
+    if version > newest:
+        allowed = f"at most {newest}, as this {whose} writes it"
+        raise ConfigError(str(path), "user_version", version, allowed)
+    return version
+
+
+def sole_owner(state_dir: Path, name: str, key: str, whose: str) -> int:
+    """Return a locked descriptor of a file in the folder: two owners would undo each other."""
+    try:
+        state_dir.mkdir(parents=True, exist_ok=True, mode=0o750)
+        guard = os.open(state_dir / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    except OSError as error:
+        raise _no_folder(state_dir, key, error) from None
+    try:
+        fcntl.flock(guard, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(guard)
+        raise ConfigError(key, "", str(state_dir), f"a folder that no other {whose} uses") from None
+    return guard
+
+
+def _no_folder(state_dir: Path, key: str, error: Exception) -> ConfigError:
+    return ConfigError(key, "", str(state_dir), f"a folder ({error})")
