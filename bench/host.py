@@ -116,22 +116,27 @@ def running_host(*, workers: int = 1) -> Generator[Host, None, None]:
         command = [sys.executable, "-m", "rankdumpd", "standalone"]
         command += ["--socket", str(socket), "--state-dir", str(folder / "state")]
         command += ["--workers", str(workers)]
-        log = folder / "daemon.log"
-        with log.open("wb") as stderr, subprocess.Popen(command, stderr=stderr) as daemon:
+        agent = f"unix://{socket}"
+        with running_daemon(command, agent, folder / "daemon.log") as pid:
+            yield Host(folder, agent, pid)
+
+
+@contextmanager
+def running_daemon(command: list[str], address: str, log: Path) -> Generator[int, None, None]:
+    """Lend a process that answers at an address; RuntimeError with its log when it does not."""
+    with log.open("wb") as stderr, subprocess.Popen(command, stderr=stderr) as daemon:
+        try:
+            _wait_for(address, daemon, log)
+            yield daemon.pid
+        finally:
+            daemon.terminate()
             try:
-                agent = f"unix://{socket}"
-                wait_for_daemon(agent, daemon, log)
-                yield Host(folder, agent, daemon.pid)
-            finally:
-                daemon.terminate()
-                try:
-                    daemon.wait(_STOP_TIMEOUT_S)
-                except subprocess.TimeoutExpired:
-                    daemon.kill()
+                daemon.wait(_STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                daemon.kill()
 
 
-def wait_for_daemon(agent: str, daemon: subprocess.Popen[bytes], log: Path) -> None:
-    """Return when a daemon answers at an address; RuntimeError with its log when it does not."""
+def _wait_for(agent: str, daemon: subprocess.Popen[bytes], log: Path) -> None:
     deadline = time.monotonic() + _START_TIMEOUT_S
     with grpc.insecure_channel(agent) as channel:
         ready = grpc.channel_ready_future(channel)

@@ -8,7 +8,6 @@ in the same run.
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import time
 from collections.abc import Generator
@@ -24,7 +23,7 @@ import numpy as np
 from rankdump.wire.v1 import coordinator_pb2, coordinator_pb2_grpc
 
 from .fleet import EVENTS, JOB, RANKS_PER_AGENT, Agent, Program
-from .host import memory_folder, wait_for_daemon
+from .host import memory_folder, running_daemon
 from .process import cpu_s, memory_mb
 from .result import Result
 
@@ -34,7 +33,6 @@ LARGEST = max(SCALES)
 _POLL_S = 0.5
 """A status of a thousand ranks is work for the coordinator: it is not asked for all the time."""
 _PATIENCE_S = 900.0
-_STOP_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +51,7 @@ class Run:
 def measure() -> Result:
     """Run a job of each size against a coordinator of its own."""
     runs = {ranks: _run(ranks, iterations) for ranks, iterations in SCALES.items()}
+    tabled = _run(LARGEST, SCALES[LARGEST], tables=True) if find_spec("pyarrow") else None
     largest = runs[LARGEST]
     per_event = {ranks: run.cpu_s / run.events for ranks, run in runs.items()}
     figures = {
@@ -61,10 +60,11 @@ def measure() -> Result:
         "peak_growth_mb": largest.peak_mb - largest.first_peak_mb,
         "lexsort_events_per_s": _lexsort_events_per_s(LARGEST),
         "agents": LARGEST // RANKS_PER_AGENT,
-        "tables": float(find_spec("pyarrow") is not None),
     }
     figures |= {f"events_per_s_{n}_ranks": run.events / run.wall_s for n, run in runs.items()}
     figures |= {f"cpu_ns_per_event_{n}_ranks": cost * 1e9 for n, cost in per_event.items()}
+    if tabled is not None:
+        figures["events_per_s_with_tables"] = tabled.events / tabled.wall_s
     ratios = {
         "speed_vs_lexsort": figures["events_per_s"] / figures["lexsort_events_per_s"],
         "cost_per_event_1024_vs_8": per_event[LARGEST] / per_event[min(SCALES)],
@@ -72,8 +72,8 @@ def measure() -> Result:
     return Result(figures=figures, ratios=ratios)
 
 
-def _run(ranks: int, iterations: int) -> Run:
-    with memory_folder() as folder, _coordinator(folder) as (address, pid):
+def _run(ranks: int, iterations: int, *, tables: bool = False) -> Run:
+    with memory_folder() as folder, _coordinator(folder, tables=tables) as (address, pid):
         program = Program(ranks)
         with grpc.insecure_channel(address) as channel, ThreadPoolExecutor(4) as pool:
             stub = coordinator_pb2_grpc.CoordinatorServiceStub(channel)
@@ -135,21 +135,15 @@ def _lexsort_events_per_s(ranks: int) -> float:
 
 
 @contextmanager
-def _coordinator(folder: Path) -> Generator[tuple[str, int], None, None]:
+def _coordinator(folder: Path, *, tables: bool) -> Generator[tuple[str, int], None, None]:
     """Lend a coordinator in a process of its own; it publishes into memory."""
+    most = 1 << 40 if tables else 0
     address, log = f"unix:{folder}/coordinator.sock", folder / "coordinator.log"
     config = folder / "rankdumpd.toml"
     config.write_text(
         f'[coordinator]\nlisten = "{address}"\nstate_dir = "{folder}/state"\ntrace_events = 0\n'
+        f"table_events = {most}\n"
     )
     command = [sys.executable, "-m", "rankdumpd", "coordinator", "--config", str(config)]
-    with log.open("wb") as stderr, subprocess.Popen(command, stderr=stderr) as daemon:
-        try:
-            wait_for_daemon(address, daemon, log)
-            yield address, daemon.pid
-        finally:
-            daemon.terminate()
-            try:
-                daemon.wait(_STOP_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                daemon.kill()
+    with running_daemon(command, address, log) as pid:
+        yield address, pid

@@ -102,6 +102,8 @@ class CoordinatorSettings:
     """Folder of what survives it; absolute, and it may be the agent's."""
     deadline_s: float = 300.0
     """An iteration of which nothing came for so long is merged without the ranks that miss."""
+    table_events: int = 1_000_000_000
+    """Iterations with more events get no Parquet table; none do without pyarrow."""
     trace_events: int = 1_000_000
     """Iterations with more events get no trace: no viewer opens one of that size."""
     keep_days: float = 30.0
@@ -113,6 +115,7 @@ class CoordinatorSettings:
         _required("coordinator.listen", self.listen)
         _absolute("coordinator.state_dir", self.state_dir)
         _between("coordinator.deadline_s", self.deadline_s, 0, 86_400)
+        _between("coordinator.table_events", self.table_events, 0, 1 << 40)
         _between("coordinator.trace_events", self.trace_events, 0, 1 << 40)
         _between("coordinator.keep_days", self.keep_days, 0, 36_500)
         _between("coordinator.keep_bytes", self.keep_bytes, _MIB, 1 << 50)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -95,6 +95,20 @@ class Load:
     queued_bytes: int = 0
     disk_free_bytes: int = 0
     disk_total_bytes: int = 0
+
+
+def total_load(loads: Iterable[Load]) -> Load:
+    """Return all that is under way, and the room on the fullest disk that any writes to."""
+    all_loads = list(loads)
+    # Who has no session knows no disk.
+    known = [load for load in all_loads if load.disk_total_bytes]
+    fullest = min(known, key=lambda load: load.disk_free_bytes, default=Load())
+    return Load(
+        queued_records=sum(load.queued_records for load in all_loads),
+        queued_bytes=sum(load.queued_bytes for load in all_loads),
+        disk_free_bytes=fullest.disk_free_bytes,
+        disk_total_bytes=fullest.disk_total_bytes,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib
 import os
 import stat
 from pathlib import Path
@@ -375,7 +376,7 @@ def test_without_pyarrow_there_are_no_tables(tmp_path, monkeypatch) -> None:
 
 def test_a_table_says_what_the_file_says(tmp_path) -> None:
     """Same columns, lists as lists; the folder of a graph is one data set."""
-    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet = importlib.import_module("pyarrow.parquet")
     book = appended(tmp_path, 4, 5)
     folder = tmp_path / ORDER_FOLDER / order_file(1, "parquet")
     assert sorted(path.name for path in folder.iterdir()) == [
@@ -398,3 +399,13 @@ def test_findings_and_lines_agree_with_the_contract(tmp_path) -> None:
     note([finding(1)], job_id="j", root=str(tmp_path), book=None)
     path = tmp_path / ORDER_FOLDER / FINDINGS_FILE
     assert path.read_text() == finding_to_line(finding(1))
+
+
+def test_tables_only_up_to_as_many_events_as_wanted(tmp_path) -> None:
+    """The lines are always there; a table of a thousand ranks costs more than some have."""
+    book, problem = Publisher(table_events=0).append(
+        order(1), job_id="j", root=str(tmp_path), book=None
+    )
+    assert (book is not None, problem) == (True, "")
+    assert not any(".parquet" in name for name in contents(tmp_path))
+    assert any(name.endswith(".csv") for name in contents(tmp_path))

@@ -42,8 +42,9 @@ _REFUSALS = (OSError, DamagedError, UnavailableError)
 class Publisher:
     """Appends to the files of every job; its owner calls from one thread at a time."""
 
-    def __init__(self, *, trace_events: int = 1_000_000) -> None:
-        """Take the largest number of events that an iteration with a trace has."""
+    def __init__(self, *, table_events: int = 1_000_000_000, trace_events: int = 1_000_000) -> None:
+        """Take the largest number of events that an iteration with a table, with a trace has."""
+        self._table_events = table_events
         self._trace_events = trace_events
         self._told: set[str] = set()
 
@@ -65,6 +66,7 @@ class Publisher:
     def _written(self, place: Place, order: GlobalOrder, job_id: str, root: str) -> Book:
         sizes = dict(place.sizes)
         traced = self._is_traced(order, job_id)
+        tabled = _events(order) <= self._table_events and parquet_there()
         with ExitStack() as undo:
             for graph in graphs(order):
                 name = place.named(order_file(graph))
@@ -74,13 +76,12 @@ class Publisher:
                 )
                 chunks = csv_lines(order, graph, place.position)
                 sizes[name] = _append(place.folder / name, chunks, size)
-                _write_wholes(place, order, graph, undo, traced=traced)
+                _write_wholes(place, order, graph, undo, tabled=tabled, traced=traced)
             undo.pop_all()
         return Book(root, sizes, place.position + len(order))
 
     def _is_traced(self, order: GlobalOrder, job_id: str) -> bool:
-        members = len(order.calls.members["rank"])
-        events = len(order) - len(order.calls) + members
+        events = _events(order)
         if events > self._trace_events and job_id not in self._told:
             self._told.add(job_id)
             text = "job %s: no trace of iterations with more than %d events, as %d has"
@@ -118,6 +119,10 @@ def published(book: Book, graph: int | None = None) -> Iterator[OrderEntry]:
     return heapq.merge(*parts, key=lambda entry: entry.position)
 
 
+def _events(order: GlobalOrder) -> int:
+    return len(order) - len(order.calls) + len(order.calls.members["rank"])
+
+
 def _append(path: Path, lines: Iterator[bytes], size_bytes: int) -> int:
     def chunks() -> Iterator[bytes]:
         if not size_bytes:
@@ -128,10 +133,10 @@ def _append(path: Path, lines: Iterator[bytes], size_bytes: int) -> int:
 
 
 def _write_wholes(
-    place: Place, order: GlobalOrder, graph: int, undo: ExitStack, *, traced: bool
+    place: Place, order: GlobalOrder, graph: int, undo: ExitStack, *, tabled: bool, traced: bool
 ) -> None:
     """Write what an iteration has to itself."""
-    if parquet_there():
+    if tabled:
         folder = place.folder / place.named(order_file(graph, "parquet"))
         path = folder / parquet_file(order.iteration)
         files.make_folder(folder)

@@ -78,6 +78,7 @@ class Coordinator:
             self._gather,
             self._hinting,
             self._keeping,
+            table_events=self._settings.table_events,
             trace_events=self._settings.trace_events,
         )
         self._keeping.recall()

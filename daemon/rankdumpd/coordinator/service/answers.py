@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rankdump.contract.errors import RefusedError
 from rankdump.contract.findings import Finding
-from rankdump.contract.status import AgentStatus, Load, OrderEntry, StatusView
+from rankdump.contract.status import AgentStatus, OrderEntry, StatusView, total_load
 from rankdump.wire.v1 import coordinator_pb2 as pb
 from rankdump.wire.views import entry_to_wire, finding_to_wire
 from rankdumpd.coordinator.values import Fleet, JobView
@@ -44,7 +44,7 @@ def status_of(fleet: Fleet, jobs: Sequence[JobView], problem: str) -> StatusView
     return StatusView(
         sessions=tuple(sessions[-_MAX_SESSIONS:]),
         iterations=tuple(balances[-_MAX_BALANCES:]),
-        load=_total([agent.load for agent in fleet.agents]),
+        load=total_load(agent.load for agent in fleet.agents),
         roots=tuple(dict.fromkeys(root for job in jobs for root in job.roots)),
         findings=tuple(_sentences(fleet.agents, left_out, problem)),
         agents=fleet.agents,
@@ -83,15 +83,3 @@ def _sentences(
 
 def _lost(agent: AgentStatus) -> str:
     return f"{agent.lost_events} events of {agent.host or agent.agent_id} never came here"
-
-
-def _total(loads: Sequence[Load]) -> Load:
-    """Return what is under way on all hosts, and the room on the fullest one."""
-    known = [load for load in loads if load.disk_total_bytes]
-    fullest = min(known, key=lambda load: load.disk_free_bytes, default=Load())
-    return Load(
-        queued_records=sum(load.queued_records for load in loads),
-        queued_bytes=sum(load.queued_bytes for load in loads),
-        disk_free_bytes=fullest.disk_free_bytes,
-        disk_total_bytes=fullest.disk_total_bytes,
-    )

@@ -21,12 +21,18 @@ class Publishing:
     """Its owner calls from one thread at a time."""
 
     def __init__(
-        self, gather: Gather, hinting: Hinting, keeping: Keeping, *, trace_events: int
+        self,
+        gather: Gather,
+        hinting: Hinting,
+        keeping: Keeping,
+        *,
+        table_events: int,
+        trace_events: int,
     ) -> None:
         self._gather = gather
         self._hinting = hinting
         self._keeping = keeping
-        self._publisher = Publisher(trace_events=trace_events)
+        self._publisher = Publisher(table_events=table_events, trace_events=trace_events)
         self._ahead = Ahead(gather.upcoming)
         self.lost = 0
         """Iterations that could not be published."""
