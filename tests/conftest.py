@@ -11,6 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# How long an example takes says more of the machine than of the code.
+settings.register_profile("no deadlines", deadline=None)
+settings.load_profile("no deadlines")
 
 
 @pytest.fixture(autouse=True)
