@@ -13,6 +13,7 @@ from rankdump.cli.ask import timeout_hints
 from rankdump.cli.options import TREE, coordinator_address
 from rankdump.cli.screen import say, show_table, table_width
 from rankdump.cli.table import Column, numbers, table
+from rankdump.cli.text import duration
 from rankdump.contract.timeouts import HintLevel, TimeoutHint, hint_to_json
 
 _COLUMNS = (
@@ -76,11 +77,11 @@ def _cells(hint: TimeoutHint) -> list[str]:
     group = f"{hint.group} (waits)" if hint.waiting else hint.group
     limit = set_by = read_from = "-"
     if hint.limit is not None:
-        limit, read_from = _time(hint.limit.limit_us), hint.limit.source
+        limit, read_from = duration(hint.limit.limit_us), hint.limit.source
         set_by = hint.limit.name.removeprefix("timeout of ")
     share = f"{hint.share:.0%}" if hint.limit else "-"
     times = (hint.spread_us, hint.dump_us, hint.projected_us)
-    widest, dumped, expected = map(_time, times)
+    widest, dumped, expected = map(duration, times)
     return [group, hint.backend or "-", limit, set_by, read_from, widest, dumped, share, expected]
 
 
@@ -90,9 +91,3 @@ def _sentences(found: Sequence[TimeoutHint]) -> list[str]:
         sentences.append(f"{hint.level.value}: {hint.reason}")
         sentences += [f"  {line}" for line in hint.settings]
     return sentences
-
-
-def _time(us: int) -> str:
-    if us < 1_000_000:
-        return f"{us / 1000:.3g} ms"
-    return f"{us / 1e6:,.0f} s" if us >= 100_000_000 else f"{us / 1e6:.1f} s"

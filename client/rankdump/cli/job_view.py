@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from rankdump.cli.table import Column, numbers, table
 from rankdump.cli.tally import totals
-from rankdump.cli.text import counted, reasons, size
+from rankdump.cli.text import counted, duration, reasons, size
 from rankdump.contract.findings import Finding
 from rankdump.contract.status import AgentStatus, IterationStatus, MergeStatus, StatusView
 from rankdump.contract.timeouts import HintLevel, TimeoutHint
@@ -65,8 +65,8 @@ def hint_lines(hints: Iterable[TimeoutHint]) -> list[str]:
     widest = max(known, key=lambda hint: hint.share)
     assert widest.limit is not None
     return [
-        f"timeouts: the widest wait was {_seconds(widest.spread_us)}, {widest.share:.1%} of "
-        f"{_seconds(widest.limit.limit_us)} ({widest.limit.name}, group {widest.group!r})"
+        f"timeouts: the widest wait was {duration(widest.spread_us)}, {widest.share:.1%} of "
+        f"{duration(widest.limit.limit_us)} ({widest.limit.name}, group {widest.group!r})"
     ]
 
 
@@ -115,7 +115,7 @@ def _iteration_row(iteration: int, ranks: int, parts: list[IterationStatus]) -> 
         f"{len({each.rank for each in parts if each.complete})}/{ranks}",
         *(f"{count:,}" for count in counts),
         size(sums.bytes_stored),
-        _seconds(max(each.stall_us for each in parts)),
+        duration(max(each.stall_us for each in parts)),
         reasons(dropped) or "0",
     ]
 
@@ -149,11 +149,3 @@ def _agent_row(agent: AgentStatus) -> list[str]:
 
 def _set(settings: Iterable[str]) -> list[str]:
     return [f"  set: {line}" for line in settings]
-
-
-def _seconds(microseconds: int) -> str:
-    if microseconds < 1_000_000:
-        milliseconds = microseconds / 1000
-        return f"{milliseconds:.1f} ms" if milliseconds < 100 else f"{milliseconds:.0f} ms"
-    seconds = microseconds / 1_000_000
-    return f"{seconds:.1f} s" if seconds < 1000 else f"{seconds:,.0f} s"

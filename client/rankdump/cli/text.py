@@ -22,6 +22,16 @@ def size(count: int) -> str:
     return f"{value:.2f} {unit}" if value < 10 else f"{value:.1f} {unit}"
 
 
+def duration(microseconds: int) -> str:
+    """Return a time with two digits or more: `8.2 ms`, `680 ms`, `12.0 s`, `1,836 s`."""
+    if not microseconds:
+        return "0 ms"
+    value, unit = microseconds / 1e3, "ms"
+    if microseconds >= 1_000_000:
+        value, unit = microseconds / 1e6, "s"
+    return f"{value:.1f} {unit}" if value < 100 else f"{value:,.0f} {unit}"
+
+
 def ratio(bytes_in: int, bytes_stored: int) -> str:
     """Return how many times smaller the tree is than what came in."""
     return f"{bytes_in / bytes_stored:.2f}x" if bytes_stored else "-"

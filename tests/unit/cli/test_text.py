@@ -6,7 +6,17 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from rankdump.cli.table import Column, numbers, table
-from rankdump.cli.text import counted, label, paragraph, ratio, reasons, shape, shortened, size
+from rankdump.cli.text import (
+    counted,
+    duration,
+    label,
+    paragraph,
+    ratio,
+    reasons,
+    shape,
+    shortened,
+    size,
+)
 
 
 @pytest.mark.parametrize(
@@ -35,6 +45,11 @@ def test_size(count, text):
         (lambda: counted(1, "tensor"), "1 tensor"),
         (lambda: counted(2000, "tensor"), "2,000 tensors"),
         (lambda: reasons({"b": 1, "a": 1, "c": 5, "none": 0}), "c 5, a 1, b 1"),
+        (lambda: duration(0), "0 ms"),
+        (lambda: duration(8_240), "8.2 ms"),
+        (lambda: duration(999_900), "1,000 ms"),
+        (lambda: duration(12_040_000), "12.0 s"),
+        (lambda: duration(1_836_000_000), "1,836 s"),
     ],
 )
 def test_small_words(call, text):
