@@ -413,19 +413,24 @@ def test_a_batch_without_events_says_how_long_its_rank_was_held_up(gather, agent
     assert view.events[1][0].groups == (WORLD,)
 
 
+def report_of(job_id: str) -> Report:
+    return Report("any agent", 0, roots={job_id: "/tree"})
+
+
 def test_it_is_crowded_while_one_is_written_and_the_next_is_complete(gather, agent) -> None:
     """Memory holds what is being merged and what comes next, not all that agents have."""
     agent.report(sessions=tuple(map(agent.session, (0, 1))))
     for iteration in (4, 5):
-        assert not gather.crowded()
+        assert not gather.crowded(report_of("j"))
         agent.report(events=(agent.events(0, iteration), agent.events(1, iteration)))
         agent.report(iterations=tuple(agent.done(rank, iteration) for rank in (0, 1)))
         if iteration == 4:
-            assert not gather.crowded()
+            assert not gather.crowded(report_of("j"))
             assert gather.next_ready(now_s=0.0) is not None
-    assert gather.crowded()
+    assert gather.crowded(report_of("j"))
+    assert not gather.crowded(report_of("another job"))
     gather.settle("j", Settled(Book("/t", {}, 0), True, (), ""))
-    assert not gather.crowded()
+    assert not gather.crowded(report_of("j"))
 
 
 def test_only_iterations_with_something_open_may_have_somebody_waiting(gather, agent) -> None:

@@ -74,10 +74,11 @@ class Gather:
             )
             return Answer(agent.acknowledged, agent.received, warnings)
 
-    def crowded(self) -> bool:
+    def crowded(self, report: Report) -> bool:
         """Return whether more reports would only fill the memory: what is complete comes first."""
         with self._lock:
-            return any(job.crowded() for job in self._jobs.values())
+            named = (self._jobs.get(job_id) for job_id in _named(report))
+            return any(job.crowded() for job in named if job is not None)
 
     def next_ready(self, *, now_s: float, every: bool = False) -> IterationView | None:
         """Hand out one iteration to be published; None when none is ready.

@@ -49,6 +49,8 @@ class Coordinator:
         self._publishing: Publishing | None = None
         # Held by whoever publishes and writes the state; never while a report is taken.
         self._working = threading.Lock()
+        self._look_s = 0.0
+        """When it is time to see again who waits."""
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -124,7 +126,7 @@ class Coordinator:
         """
         answer = self._gather.take(report, now_s=time.monotonic())
         patience_s = time.monotonic() + _PATIENCE_S
-        while report.items and self._gather.crowded() and time.monotonic() < patience_s:
+        while report.items and self._gather.crowded(report) and time.monotonic() < patience_s:
             if self._stopping.wait(_TICK_S / 4):
                 break
         return answer
@@ -157,26 +159,31 @@ class Coordinator:
             yield from merge(view).findings
 
     def _run(self) -> None:
-        look_s = retire_s = time.monotonic()
+        retire_s = time.monotonic()
         while not self._stopping.wait(_TICK_S):
             try:
                 now_s = time.monotonic()
-                self._work(look=now_s >= look_s, retire=now_s >= retire_s)
-                look_s = now_s + _LOOK_S if now_s >= look_s else look_s
+                self._work(retire=now_s >= retire_s)
                 retire_s = now_s + _RETIRE_S if now_s >= retire_s else retire_s
             except Exception:
                 # The edge of the thread: without it, nothing would be published ever again.
                 _LOG.exception("publishing failed and goes on with the next iteration")
 
-    def _work(self, *, look: bool, retire: bool) -> None:
+    def _look(self) -> None:
+        now_s = time.monotonic()
+        if now_s >= self._look_s:
+            self._look_s = now_s + _LOOK_S
+            self._hinting.look(now_us=time.time_ns() // 1000)
+
+    def _work(self, *, retire: bool) -> None:
         if self._keeping is None or self._publishing is None:
             return
         with self._working:
             while not self._stopping.is_set() and self._publishing.next():
-                pass
+                # Who waits must be seen however much there is to publish.
+                self._look()
             self._keeping.flush()
-            if look:
-                self._hinting.look(now_us=time.time_ns() // 1000)
+            self._look()
             if retire:
                 for job_id in self._keeping.retire():
                     self._hinting.forget(job_id)
