@@ -1,7 +1,7 @@
 # Every verb sets up what it needs; there is nothing to install first but Python and pip.
 PYTHON ?= python3
 BIN := .venv/bin
-PROTOS := $(wildcard proto/rankdump/wire/v1/*.proto)
+PROTOS := $(wildcard proto/rankdump/*/v1/*.proto)
 # Old on purpose: code made by a newer tool refuses the older runtimes of training images.
 PROTO_TOOLS := grpcio-tools==1.62.3 mypy-protobuf==3.6.0 setuptools==75.8.0
 SOURCES := client daemon tests bench examples
@@ -48,7 +48,10 @@ proto: build/proto-venv/ready
 proto-check: build/proto-venv/ready
 	rm -rf build/proto-fresh && mkdir -p build/proto-fresh
 	sh proto/generate.sh build/proto-venv/bin build/proto-fresh
-	diff -r -x __init__.py -x __pycache__ build/proto-fresh/rankdump/wire/v1 client/rankdump/wire/v1
+	for part in wire dumpdata; do \
+	  diff -r -x __init__.py -x __pycache__ \
+	    build/proto-fresh/rankdump/$$part/v1 client/rankdump/$$part/v1 || exit 1; \
+	done
 
 # What `rankdump status --json` prints, for scripts; a test compares.
 schema: setup

@@ -1,4 +1,4 @@
-"""Names a tensor: what of it is the same in every iteration, and a time stamp of its own.
+"""Names a tensor: what of it is the same in every iteration, and its time stamp.
 
 Never touches a tensor's elements.
 """
@@ -11,22 +11,78 @@ from collections.abc import Callable
 from rankdump.contract.exchange import RecordHead
 from rankdump.contract.figure_rows import TensorKind
 from rankdump.contract.key import Side, TensorKey
+from rankdump.contract.layout.layouts import DEFAULT_LAYOUT, Layout
+from rankdump.contract.plan import UNNAMED
 from rankdump.values import Observation, TensorSource
 
 _REMEMBERED = 1 << 14
 """Call numbers make names; a loop without steps must not be remembered for ever."""
 
 
+class Stamps:
+    """Times that name files and sort rows; safe to use from several threads.
+
+    Each is later than any before, unless all tensors of a call share the time of the first one.
+    """
+
+    def __init__(self, clock_us: Callable[[], int], *, shared: bool) -> None:
+        self._clock_us = clock_us
+        self._shared = shared
+        self._lock = threading.Lock()
+        self._last_us = 0
+        self._iteration = -1
+        self._calls: dict[tuple[int, str], tuple[int, set[tuple[Side, int]]]] = {}
+        """Of the present iteration: the time of each call, and which tensors it has had."""
+
+    def next(self, kind: TensorKind, iteration: int) -> int:
+        """Return the time stamp of a tensor of that kind, in us since the epoch."""
+        now_us = self._clock_us()
+        with self._lock:
+            if not self._shared:
+                return self._later(now_us)
+            if iteration != self._iteration or len(self._calls) >= _REMEMBERED:
+                self._calls.clear()
+                self._iteration = iteration
+            call, place = (kind.graph, kind.op_name), (kind.side, kind.slot)
+            stamp_us, had = self._calls.get(call, (0, {place}))
+            # A tensor that was there before is of another call.
+            if place in had:
+                stamp_us, had = self._later(now_us), set[tuple[Side, int]]()
+                self._calls[call] = stamp_us, had
+            had.add(place)
+            return stamp_us
+
+    def _later(self, now_us: int) -> int:
+        self._last_us = stamp_us = max(now_us, self._last_us + 1)
+        return stamp_us
+
+
 class Heads:
     """Names the tensors of one rank; safe to use from several threads."""
 
-    def __init__(self, *, rank: int, net_name: str, clock_us: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        *,
+        rank: int,
+        net_name: str,
+        clock_us: Callable[[], int],
+        layout: Layout = DEFAULT_LAYOUT,
+    ) -> None:
+        """`net_name` is the plan's, which goes before the names of models."""
         self._rank = rank
         self._net_name = net_name
-        self._clock_us = clock_us
-        self._lock = threading.Lock()
-        self._last_us = 0
+        self._unknown_id = layout.unknown_id
+        self._stamps = Stamps(clock_us, shared=layout.shares_stamps)
+        self._models: dict[int, str] = {}
         self._kinds: dict[tuple[int, str, Side, int], TensorKind] = {}
+
+    def name_model(self, graph: int, name: str) -> None:
+        """Say what the model of a graph is called, before any tensor of it comes."""
+        self._models[graph] = name
+
+    def model(self, graph: int) -> str:
+        """Return what the model of a graph is called."""
+        return self._net_name or self._models.get(graph, UNNAMED)
 
     def kind(self, observation: Observation, source: TensorSource) -> TensorKind:
         """Return the kind of what is kept of an observation: `source`, which may be a sample.
@@ -58,29 +114,28 @@ class Heads:
             byte_count=source.byte_count,
             argument=observation.argument,
             constant=observation.constant,
+            model=self.model(observation.graph),
         )
         return kind
 
-    def stamp(self) -> int:
-        """Return the time in us, but more than ever before: it names files and sorts rows."""
-        now_us = self._clock_us()
-        with self._lock:
-            next_us = self._last_us + 1
-            self._last_us = stamp = now_us if now_us > next_us else next_us
-        return stamp
+    def stamp(self, kind: TensorKind, iteration: int) -> int:
+        """Return the time in us that names the file of a tensor, or sorts its row."""
+        return self._stamps.next(kind, iteration)
 
     def of(self, kind: TensorKind, *, iteration: int, switched_on: bool = False) -> RecordHead:
         """Return the head of a record of that kind, stamped now."""
         key = TensorKey(
             rank=self._rank,
-            net_name=self._net_name,
+            net_name=kind.model,
             graph=kind.graph,
             iteration=iteration,
-            timestamp_us=self.stamp(),
+            timestamp_us=self._stamps.next(kind, iteration),
             op_type=kind.op_type,
             op_name=kind.op_name,
             side=kind.side,
             slot=kind.slot,
+            task=self._unknown_id,
+            stream=self._unknown_id,
             constant=kind.constant,
         )
         return RecordHead(

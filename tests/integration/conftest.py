@@ -22,6 +22,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from rankdump.contract.plan import Content, Delivery, DumpPlan, Output, Selection
+from rankdump.contract.plan_json import plan_to_json
 from rankdump.wire.v1 import agent_pb2, agent_pb2_grpc
 from rankdumpd.agent.service import Agent
 from rankdumpd.server import Server
@@ -250,7 +251,7 @@ class Rank:
                 pid=self.pid,
                 framework="none 0",
                 device_target=self.device_target,
-                plan_json=plan.to_json(),
+                plan_json=plan_to_json(plan),
                 config_source=self.config_source,
                 wants_slab=self.wants_slab,
             ),

@@ -14,6 +14,7 @@ from suites.stub_coordinator import StubCoordinator
 from rankdump.contract.events import Event, EventColumns, EventKind
 from rankdump.contract.exchange import IterationEnd, SessionRequest
 from rankdump.contract.plan import DumpPlan, Output
+from rankdump.contract.plan_json import plan_to_json
 from rankdump.contract.status import IterationStatus, Load, SessionState, SessionStatus
 from rankdump.contract.timeouts import Timeouts
 from rankdump.wire.frames import declaration_frame
@@ -25,7 +26,7 @@ from rankdumpd.agent.values import Declared, Ticket
 WAIT_S = 60
 SESSION = SessionStatus("job", "s", 3, 4, 3, "here", 1, SessionState.OPEN)
 REQUEST = SessionRequest(
-    "job", "s", 3, 4, 3, "here", 1, "none 0", "CPU", DumpPlan(Output("/dump")).to_json(), b""
+    "job", "s", 3, 4, 3, "here", 1, "none 0", "CPU", plan_to_json(DumpPlan(Output("/dump"))), b""
 )
 TIMES = Times(heartbeat_s=0.05, first_retry_s=0.01, last_retry_s=0.05)
 

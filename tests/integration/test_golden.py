@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from rankdump.contract.layout import mindspore_sync as layout
+from rankdump.contract.layout.place import NAME_MAX_BYTES
 from rankdump.contract.layout.profile import PROFILES
 from rankdump.contract.npy import parse_header
 from rankdump.contract.plan import DumpPlan, Output
@@ -183,4 +184,4 @@ def assert_mapped(mapping: Path) -> None:
     assert rows
     for short, full in rows:
         assert (mapping.parent / short).is_file()
-        assert len(os.fsencode(full)) > layout.NAME_MAX_BYTES >= len(os.fsencode(short))
+        assert len(os.fsencode(full)) > NAME_MAX_BYTES >= len(os.fsencode(short))

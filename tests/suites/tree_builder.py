@@ -14,6 +14,7 @@ from rankdump.contract.exchange import RecordHead
 from rankdump.contract.key import Side, TensorKey
 from rankdump.contract.layout import mindspore_sync as layout
 from rankdump.contract.layout import statistic_csv
+from rankdump.contract.layout.place import MAPPING_FILE
 from rankdump.contract.layout.profile import DEFAULT_PROFILE, Profile
 from rankdump.contract.manifest import Manifest, ManifestRecord, manifest_name
 from rankdump.contract.statistics import DEFAULT_ITEMS, figures
@@ -59,7 +60,7 @@ class TreeBuilder:
         path = self.root / place.path
         path.parent.mkdir(parents=True, exist_ok=True)
         if place.mapped_from:
-            with (path.parent / layout.MAPPING_FILE).open("a") as mapping:
+            with (path.parent / MAPPING_FILE).open("a") as mapping:
                 mapping.write(f"{place.name},{place.mapped_from}\n")
         parts = packer.encode([npy.header(values.dtype.str, values.shape), values.tobytes()])
         path.write_bytes(b"".join(parts))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy.typing as npt
@@ -16,6 +17,7 @@ from rankdump.adapters.stack import lines_now
 from rankdump.contract.errors import UnsupportedError
 from rankdump.contract.graph import GraphNode, SourceLine, TensorType
 from rankdump.contract.key import Side
+from rankdump.contract.selection import type_in
 from rankdump.hook import PARAMETER, is_gradient
 from rankdump.values import Begun, Observation, Recorder
 
@@ -34,6 +36,17 @@ def fault_of(side: object, slot: object, graph: object) -> str:
         return ""
     allowed = f"{' or '.join(_SIDES)}, and whole numbers from 0 to {_NUMBERS[-1]}"
     return f"side {side!r}, slot {slot!r}, graph {graph!r}; allowed: {allowed}"
+
+
+def nodes_of(names: Sequence[str], op_types: Sequence[str] | None) -> list[GraphNode] | str:
+    """Return the nodes of a compiled graph, types read off the names where none are given.
+
+    A text says what is wrong with them.
+    """
+    kinds = [type_in(name) for name in names] if op_types is None else op_types
+    if len(kinds) != len(names):
+        return f"{len(kinds)} op_types for {len(names)} names; allowed: as many"
+    return [GraphNode(name, kind) for name, kind in zip(names, kinds, strict=True)]
 
 
 @dataclass(slots=True)

@@ -14,6 +14,7 @@ from rankdump.contract import dialect
 from rankdump.contract.layout.profile import PROFILES
 from rankdump.contract.layout.statistic_csv import items_of
 from rankdump.contract.plan import Content, DumpPlan, Operators, Output, Selection
+from rankdump.contract.plan_json import plan_to_json
 
 
 @click.group(no_args_is_help=False)
@@ -32,7 +33,7 @@ def check(file: Path, as_json: bool) -> int:
     """
     plan, _ = dialect.load(file, os.environ)
     if as_json:
-        click.echo(json.dumps(json.loads(plan.to_json()), indent=1))
+        click.echo(json.dumps(json.loads(plan_to_json(plan)), indent=1))
         return 0
     facts = described(plan)
     width = max(map(len, facts)) + 2

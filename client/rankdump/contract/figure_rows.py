@@ -32,6 +32,8 @@ class TensorKind:
     """Where in the call the tensor stood: `args.0`, `kwargs.mask`; empty when unknown."""
     constant: bool = False
     """It never changes: kept once for its graph, whatever the iteration."""
+    model: str = ""
+    """Name of its model, of which a plan that names them all knows better."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,8 @@ class ManifestRecord:
     bytes_stored: int
     digest: str
     """xxh3-128 of the elements as the framework held them, hexadecimal."""
+    member: str = ""
+    """Side and slot, `input.0`, where the path or the time is that of a whole operator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,7 @@ def _status(body: Any) -> IterationStatus:
 
 def _record(body: Any) -> ManifestRecord:
     # Manifests of before there were rows say no time.
-    values = _checked(ManifestRecord, {"timestamp_us": 0} | body)
+    values = _checked(ManifestRecord, {"timestamp_us": 0, "member": ""} | body)
     values["shape"] = tuple(values["shape"])
     return ManifestRecord(**values)
 
@@ -145,10 +147,11 @@ def _line(record: ManifestRecord) -> str:
     # As `json.dumps` writes it. Only what differs from one iteration to the next is made anew:
     # a step has thousands of records.
     kind = _kind(record.op_type, record.op_name, record.argument, record.dtype, record.shape)
+    member = f', "member": {_text(record.member)}' if record.member else ""
     return (
         f'{{"path": {_text(record.path)}, "timestamp_us": {record.timestamp_us}, {kind}, '
         f'"bytes_in": {record.bytes_in}, "bytes_stored": {record.bytes_stored}, '
-        f'"digest": {_text(record.digest)}}}'
+        f'"digest": {_text(record.digest)}{member}}}'
     )
 
 

@@ -1,28 +1,30 @@
 """What to dump, from where, and to where: the one model every configuration dialect parses into.
 
-Frozen values and their JSON form; decisions on them are in `contract.selection`. Pure.
+Frozen values; their JSON form is in `contract.plan_json`, decisions on them in
+`contract.selection`. Pure.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import re
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal
 
-from rankdump.contract.errors import ProtocolError
-from rankdump.contract.statistics import DEFAULT_ITEMS, ITEMS
+from rankdump.contract.statistics import DEFAULT_ITEMS
 
 OnFull = Literal["block", "drop", "statistic"]
 Durability = Literal["written", "synced"]
 SavedData = Literal["tensor", "statistic", "full"]
 Trigger = Literal["always", "overflow", "exception"]
 Precision = Literal["high", "low"]
+FileFormat = Literal["npy", "bin"]
+Tables = Literal["folder", "operator"]
 
-PLAN_VERSION = 1
 NET_NAME = re.compile(r"[A-Za-z0-9_-]+")
 """What may name a network: it is a folder of the tree."""
+STARTED = re.compile(r"[0-9]{14}")
+UNNAMED = "Net"
+"""What a model without a name is called."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +39,28 @@ class Iterations:
 
 
 @dataclass(frozen=True, slots=True)
+class Excluded:
+    """Tensors that are left out although their operator is selected."""
+
+    name: str
+    """Of an operator, or of a type of operators: exact."""
+    positions: tuple[str, ...] = ()
+    """`input0`, `output1`; empty stands for every tensor of the operator."""
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """Operators whose outputs are read again each time that another one has run."""
+
+    layers: tuple[str, ...]
+    """Operators after which it is done, by full scope name."""
+    nodes: tuple[str, ...]
+    """Operators whose outputs are read then, by full scope name."""
+
+
+@dataclass(frozen=True, slots=True)
 class Operators:
-    """Which operators; with `everything` the lists do not matter."""
+    """Which operators; with `everything` the lists of names do not matter."""
 
     everything: bool = True
     names: tuple[str, ...] = ()
@@ -49,6 +71,12 @@ class Operators:
     """Regular expressions that match a whole scope name."""
     marked: bool = False
     """Those that the script marked with `set_dump`; the lists do not matter then."""
+    ranges: tuple[tuple[str, str], ...] = ()
+    """First and last of a stretch of the program, full scope names: they add to the lists."""
+    without_types: tuple[Excluded, ...] = ()
+    """Left out of what the lists select, by type of operator."""
+    without_names: tuple[Excluded, ...] = ()
+    """Left out of what the lists select, by full scope name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +95,14 @@ class Selection:
     """`overflow`: operators that wrote something not finite; `exception`: the one that raised."""
     overflow_limit: int = 0
     """After how many operators with an overflow a rank stops; 0 is never."""
+    models: tuple[tuple[str, Operators], ...] = ()
+    """Operators of models by the model's name, in the place of `operators`."""
+    watched: Watched | None = None
+    """With this set, nothing but outputs that are read again is kept."""
+
+    def operators_of(self, model: str) -> Operators:
+        """Return which operators of a model are selected."""
+        return next((operators for name, operators in self.models if name == model), self.operators)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +121,8 @@ class Content:
     """A larger tensor is cut to that many first elements; 0 keeps all."""
     kernel_arguments: bool = False
     """Whether an operator's arguments are written beside its tensors."""
+    tables: Tables = "folder"
+    """Figures stand in one `statistic.csv` of a folder, or in a table of each operator."""
 
     @property
     def tabulated(self) -> bool:
@@ -99,12 +137,18 @@ class Output:
     root: str
     """Absolute folder that holds the rank folders."""
     net_name: str = "Net"
+    """Name of every model; empty where each has its own."""
     layout: str = "mindspore-sync"
+    """Which tree it is: a name of `contract.layout.LAYOUTS`."""
     profile: str = "ms2.3"
     """Which release's names and tables the layout follows: a name of `contract.layout.profile`."""
     codec: str = "zstd"
     file_mode: int = 0o440
     folder_mode: int = 0o750
+    file_format: FileFormat = "npy"
+    """A tensor a file, or `bin`: CANN's, an operator a file."""
+    started: str = ""
+    """`YYYYmmddHHMMSS`, local time, for layouts with a folder of that name; a session sets it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,119 +181,3 @@ class DumpPlan:
     """Which dialect it was written in; `mindspore` for a data_dump.json."""
     warnings: tuple[str, ...] = ()
     """What in the configuration will surprise its author, one sentence each."""
-
-    def to_json(self) -> bytes:
-        """Return the plan as it travels to the agent."""
-        body = {"version": PLAN_VERSION, **dataclasses.asdict(self)}
-        return json.dumps(body, separators=(",", ":")).encode()
-
-    @staticmethod
-    def from_json(data: bytes) -> DumpPlan:
-        """Read the travelling form back; ProtocolError when it is anything else."""
-        try:
-            body: dict[str, Any] = json.loads(data)
-            if body.pop("version") != PLAN_VERSION:
-                raise ValueError("another version")
-            return _plan(body)
-        except _UNREADABLE as error:
-            raise ProtocolError(f"plan cannot be read: {error}") from None
-
-
-_UNREADABLE = (
-    ValueError,
-    TypeError,
-    KeyError,
-    AttributeError,
-    RecursionError,
-    OverflowError,
-    re.error,
-)
-
-
-def _plan(body: dict[str, Any]) -> DumpPlan:
-    return DumpPlan(
-        output=_output(body["output"]),
-        selection=_selection(body["selection"]),
-        content=_content(body["content"]),
-        delivery=_delivery(body["delivery"]),
-        dialect=str(body["dialect"]),
-        warnings=_texts(body["warnings"]),
-    )
-
-
-def _selection(body: dict[str, Any]) -> Selection:
-    spans, devices = body["iterations"]["spans"], body["devices"]
-    return Selection(
-        iterations=Iterations(
-            str(body["iterations"]["text"]),
-            None if spans is None else tuple((int(low), int(high)) for low, high in spans),
-        ),
-        devices=None if devices is None else tuple(map(int, devices)),
-        operators=_operators(body["operators"]),
-        inputs=bool(body["inputs"]),
-        outputs=bool(body["outputs"]),
-        initial_iteration=_count(body["initial_iteration"]),
-        trigger=_one_of(Trigger, body["trigger"]),
-        overflow_limit=_count(body["overflow_limit"]),
-    )
-
-
-def _operators(body: dict[str, Any]) -> Operators:
-    lists = {name: _texts(body[name]) for name in ("names", "types", "patterns")}
-    for pattern in lists["patterns"]:
-        re.compile(pattern)
-    return Operators(everything=bool(body["everything"]), marked=bool(body["marked"]), **lists)
-
-
-def _content(body: dict[str, Any]) -> Content:
-    items = _texts(body["statistics"])
-    if not all(item in ITEMS for item in items):
-        raise ValueError(f"statistics {items!r}")
-    return Content(
-        saved=_one_of(SavedData, body["saved"]),
-        statistics=items,
-        on_device=bool(body["on_device"]),
-        precision=_one_of(Precision, body["precision"]),
-        sample_elements=_count(body["sample_elements"]),
-        kernel_arguments=bool(body["kernel_arguments"]),
-    )
-
-
-def _output(body: dict[str, Any]) -> Output:
-    # The agent makes paths of these: a rank may not talk it out of its tree.
-    texts = [body[name] for name in ("root", "net_name", "layout", "profile", "codec")]
-    modes = [body[name] for name in ("file_mode", "folder_mode")]
-    if not all(isinstance(text, str) and "\0" not in text for text in texts):
-        raise ValueError(f"output with {texts!r}")
-    if not all(type(mode) is int and 0 <= mode <= 0o777 for mode in modes):
-        raise ValueError(f"output with modes {modes!r}")
-    if not body["root"].startswith("/") or not NET_NAME.fullmatch(body["net_name"]):
-        raise ValueError(f"output with root {body['root']!r}, net_name {body['net_name']!r}")
-    return Output(**body)
-
-
-def _delivery(body: dict[str, Any]) -> Delivery:
-    return Delivery(
-        on_full=_one_of(OnFull, body["on_full"]),
-        block_timeout_s=float(body["block_timeout_s"]),
-        buffer_bytes=int(body["buffer_bytes"]),
-        durability=_one_of(Durability, body["durability"]),
-        strict=bool(body["strict"]),
-        shared_memory=bool(body["shared_memory"]),
-    )
-
-
-def _one_of(words: Any, word: Any) -> Any:
-    if word not in get_args(words):
-        raise ValueError(f"{word!r} is none of {', '.join(get_args(words))}")
-    return word
-
-
-def _texts(items: Any) -> tuple[str, ...]:
-    return tuple(map(str, items))
-
-
-def _count(number: Any) -> int:
-    if type(number) is not int or not 0 <= number < 1 << 63:
-        raise ValueError(f"count {number!r}")
-    return number

@@ -13,11 +13,11 @@ from rankdump.aliases import Aliases
 from rankdump.contract.exchange import RecordHead, SessionEnd, SessionRequest
 from rankdump.contract.plan import DumpPlan
 from rankdump.filter import Filter
-from rankdump.heads import Heads
 from rankdump.pipeline.children import call_in_children
 from rankdump.pipeline.choices import (
     batch_rows,
     goes_straight,
+    heads_of,
     measure_of,
     patience_s,
     profile_of,
@@ -36,7 +36,7 @@ from rankdump.pipeline.voice import Voice
 from rankdump.ship import Link, Ship
 from rankdump.sketch import Sketch
 from rankdump.stage import Budget, Stage
-from rankdump.trace import Trace, now_us
+from rankdump.trace import Trace
 from rankdump.values import Placing, TensorSource
 
 FIRST_ANSWER_S = 5.0
@@ -99,7 +99,8 @@ class Pipeline:
             on_lost=self._voice.lost,
             batch_rows=batch_rows(plan),
         )
-        self._trigger = self._make_trigger(request)
+        self._heads = heads_of(plan, request.rank)
+        self._trigger = self._make_trigger()
         self.recorder: Recording = self._make_recorder()
         """What adapters hand operators and events to."""
 
@@ -158,8 +159,9 @@ class Pipeline:
         if not self._in_child:
             self._limits.limit(name, seconds)
 
-    def describe_again(self) -> None:
-        """Let operators be described once more: a model was added."""
+    def add_model(self, graph: int, name: str) -> None:
+        """Say that a model was added, and what it is called: its operators are to be described."""
+        self._heads.name_model(graph, name)
         self._course.describe_again()
 
     # -- the end
@@ -216,12 +218,11 @@ class Pipeline:
 
     # -- wiring
 
-    def _make_trigger(self, request: SessionRequest) -> Trigger:
-        heads = Heads(rank=request.rank, net_name=self._plan.output.net_name, clock_us=now_us)
+    def _make_trigger(self) -> Trigger:
         reading = Reading(
             self._plan,
             self._course,
-            heads=heads,
+            heads=self._heads,
             stage=self._stage,
             measure=self._measure,
             stalls=self._stalls,

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from rankdump.contract.layout.layouts import DEFAULT_LAYOUT, LAYOUTS
 from rankdump.contract.layout.profile import DEFAULT_PROFILE, PROFILES, Profile
 from rankdump.contract.layout.statistic_csv import items_of
 from rankdump.contract.plan import DumpPlan
+from rankdump.heads import Heads
 from rankdump.measure import MAX_WAITING, Measure
 from rankdump.ship import Link
 from rankdump.stage import ROW_BYTES
+from rankdump.trace import now_us
+
+
+def heads_of(plan: DumpPlan, rank: int) -> Heads:
+    """Return what names tensors as the plan's tree does; an agent refuses an unknown one."""
+    layout = LAYOUTS.get(plan.output.layout, DEFAULT_LAYOUT)
+    return Heads(rank=rank, net_name=plan.output.net_name, clock_us=now_us, layout=layout)
 
 
 def profile_of(plan: DumpPlan) -> Profile:

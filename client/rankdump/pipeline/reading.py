@@ -104,7 +104,7 @@ class Reading:
         course = self._course
         return Row(
             kind,
-            self._heads.stamp(),
+            self._heads.stamp(kind, course.iteration),
             self._measure.take(source),
             course.iteration,
             course.switched,

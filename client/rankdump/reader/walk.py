@@ -16,6 +16,7 @@ from pathlib import Path
 from rankdump.contract.errors import DamagedError
 from rankdump.contract.layout import mindspore_sync as layout
 from rankdump.contract.layout import statistic_csv
+from rankdump.contract.layout.place import MAPPING_FILE
 from rankdump.contract.manifest import Manifest
 from rankdump.reader.entry import Entry, Table, Tree
 from rankdump.reader.names import on_disk_names
@@ -73,7 +74,7 @@ def locate(path: Path) -> Entry | None:
     if len(full.parts) < 6 or not full.is_file():
         return None
     root, relative = full.parents[4], full.relative_to(full.parents[4])
-    names = on_disk_names(full.parent / layout.MAPPING_FILE)
+    names = on_disk_names(full.parent / MAPPING_FILE)
     key = layout.key_of((relative.parent / names.get(full.name, full.name)).as_posix())
     if key is None:
         return None
@@ -123,12 +124,12 @@ def _is_folder(item: os.DirEntry[str]) -> bool:
 
 def _walk_tensors(root: Path, folder: str, found: _Found) -> None:
     try:
-        names = on_disk_names(root / folder / layout.MAPPING_FILE)
+        names = on_disk_names(root / folder / MAPPING_FILE)
     except DamagedError as error:
         names = {}
         found.problems.append(str(error))
     for item in found.listing(root / folder):
-        if item.name == layout.MAPPING_FILE:
+        if item.name == MAPPING_FILE:
             continue
         try:
             facts = item.stat()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rankdump.contract.dialect import load
+from rankdump.contract.errors import RankdumpError
 from rankdump.contract.plan import DumpPlan
 from rankdump.identity import DEFAULT_AGENT, WARNED_VARIABLE, Identity, identify
 
@@ -40,3 +41,14 @@ def asked_by(environ: Mapping[str, str]) -> Asked | None:
         for warning in plan.warnings:
             logger.warning("rankdump: %s", warning)
     return Asked(plan, source, identity, environ.get("RANKDUMP_AGENT") or DEFAULT_AGENT)
+
+
+def asked_or_told(environ: Mapping[str, str]) -> Asked | None:
+    """Return the same; what cannot be used is logged instead of raised."""
+    try:
+        return asked_by(environ)
+    except RankdumpError as error:
+        logger.error("rankdump: nothing will be dumped: %s", error)
+    except Exception:
+        logger.exception("rankdump: nothing will be dumped: internal error")
+    return None

@@ -8,13 +8,15 @@ from rankdump.session.lifetime import Session
 _default: Session | None = None
 
 
-def attach(model: object, session: Session | None = None) -> Session:
+def attach(model: object, session: Session | None = None, *, name: str = "") -> Session:
     """Observe a model with a session, by default the one the environment asks for.
+
+    `name` is that of the model's folder where the configuration does not name all models.
 
     Every call of a process without an explicit session shares the same one.
     """
     session = session or _session()
-    session.attach(model)
+    session.attach(model, name)
     return session
 
 

@@ -10,17 +10,18 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from rankdump.adapters.array_calls import ArrayCalls, fault_of
+from rankdump.adapters.array_calls import ArrayCalls, fault_of, nodes_of
 from rankdump.contract.errors import ExhaustedError, RankdumpError
 from rankdump.contract.exchange import SessionRequest
-from rankdump.contract.graph import GraphNode
 from rankdump.contract.key import Side
+from rankdump.contract.layout.place import folder_name
 from rankdump.contract.plan import DumpPlan
-from rankdump.contract.selection import type_in
+from rankdump.contract.plan_json import plan_to_json
 from rankdump.identity import DEFAULT_AGENT, Identity, introduction, limits_in
-from rankdump.session.asking import asked_by
+from rankdump.session.asking import asked_or_told
 from rankdump.session.frameworks import hook_of
 from rankdump.session.guard import never_raises
+from rankdump.session.plans import PlanSource, plan_now
 from rankdump.values import IterationHook
 
 if TYPE_CHECKING:
@@ -43,14 +44,19 @@ class Session:
 
     def __init__(
         self,
-        plan: DumpPlan | None = None,
+        plan: DumpPlan | PlanSource | None = None,
         *,
         config_source: bytes = b"",
         identity: Identity | None = None,
         agent: str = DEFAULT_AGENT,
         environ: Mapping[str, str] | None = None,
     ) -> None:
-        """`environ` says how long communication may wait; it is the process's own by default."""
+        """`environ` says how long communication may wait; it is the process's own by default.
+
+        ConfigError when a configuration object is given that cannot be used.
+        """
+        environ = os.environ if environ is None else environ
+        plan = None if plan is None else plan_now(plan, environ)
         self._pipeline: Pipeline | None = None
         self._hooks: list[IterationHook] = []
         self._begun = False  # by the script, rather than by default
@@ -60,11 +66,9 @@ class Session:
         self.closed = False
         """Whether `close` was called."""
         if plan is not None:
-            introduced = introduction(
-                identity or Identity(), plan_json=plan.to_json(), config_source=config_source
-            )
-            limits = limits_in(os.environ if environ is None else environ)
-            self._start(plan, introduced, agent, limits)
+            who, text = identity or Identity(), plan_to_json(plan)
+            introduced = introduction(who, plan_json=text, config_source=config_source)
+            self._start(plan, introduced, agent, limits_in(environ))
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Session:
@@ -74,21 +78,16 @@ class Session:
         once and is off: the job trains on, undumped.
         """
         environ = os.environ if environ is None else environ
-        try:
-            asked = asked_by(environ)
-            if asked is not None:
-                return cls(
-                    asked.plan,
-                    config_source=asked.source,
-                    identity=asked.identity,
-                    agent=asked.agent,
-                    environ=environ,
-                )
-        except RankdumpError as error:
-            logger.error("rankdump: nothing will be dumped: %s", error)
-        except Exception:
-            logger.exception("rankdump: nothing will be dumped: internal error")
-        return cls()
+        asked = asked_or_told(environ)
+        if asked is None:
+            return cls()
+        return cls(
+            asked.plan,
+            config_source=asked.source,
+            identity=asked.identity,
+            agent=asked.agent,
+            environ=environ,
+        )
 
     @property
     def active(self) -> bool:
@@ -154,25 +153,26 @@ class Session:
         pipeline = self._pipeline
         if pipeline is None:
             return
-        kinds = [type_in(name) for name in names] if op_types is None else op_types
-        if len(kinds) != len(names):
-            pipeline.recorder.warn_once(
-                f"graph {graph}: {len(kinds)} op_types for {len(names)} names; allowed: as many"
-            )
-            return
-        nodes = [GraphNode(name, kind) for name, kind in zip(names, kinds, strict=True)]
-        pipeline.recorder.compiled(graph, nodes)
+        nodes = nodes_of(names, op_types)
+        if isinstance(nodes, str):
+            pipeline.recorder.warn_once(f"graph {graph}: {nodes}")
+        else:
+            pipeline.recorder.compiled(graph, nodes)
 
     @never_raises
-    def attach(self, model: Any) -> None:
-        """Observe a model's operators from now on; a model of no known framework is said once."""
+    def attach(self, model: Any, name: str = "") -> None:
+        """Observe a model's operators from now on; a model of no known framework is said once.
+
+        `name` is its folder's where the plan does not name all models; by default its class's.
+        """
         pipeline = self._pipeline
         if pipeline is None:
             return
-        hook = hook_of(model, pipeline.recorder, graph=len(self._hooks))
+        graph = len(self._hooks)
+        hook = hook_of(model, pipeline.recorder, graph=graph)
         if hook is not None:
             self._hooks.append(hook)
-            pipeline.describe_again()
+            pipeline.add_model(graph, folder_name(name or type(model).__name__))
             hook.iteration_begins(pipeline.iteration, pipeline.armed)
 
     @never_raises

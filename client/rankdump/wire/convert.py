@@ -14,6 +14,7 @@ from rankdump.contract.exchange import (
 )
 from rankdump.contract.figure_rows import MAX_ROWS, FigureRows, TensorKind
 from rankdump.contract.key import TensorKey
+from rankdump.contract.plan import UNNAMED
 from rankdump.contract.timeouts import GroupTimeout, Timeouts
 from rankdump.wire.events import events_from_wire
 from rankdump.wire.fields import common
@@ -76,6 +77,7 @@ def record_to_wire(head: RecordHead, data: bytes) -> agent_pb2.Record:
         head.byte_count,
         head.argument,
         key.constant,
+        key.net_name,
     )
     return agent_pb2.Record(
         kind=kind_to_wire(kind),
@@ -89,14 +91,17 @@ def record_to_wire(head: RecordHead, data: bytes) -> agent_pb2.Record:
 
 
 def record_from_wire(message: agent_pb2.Record, *, rank: int, net_name: str) -> RecordHead:
-    """Read a record's head; ProtocolError when it contradicts itself."""
+    """Read a record's head; ProtocolError when it contradicts itself.
+
+    `net_name` is the plan's, which goes before the one that the rank gives.
+    """
     kind = kind_from_wire(message.kind)
     iteration, timestamp_us = message.iteration, message.timestamp_us
     if iteration >= LIMIT or timestamp_us >= LIMIT:
         raise ProtocolError(f"record with a number over {LIMIT - 1}")
     key = TensorKey(
         rank=rank,
-        net_name=net_name,
+        net_name=net_name or kind.model or UNNAMED,
         graph=kind.graph,
         iteration=iteration,
         timestamp_us=timestamp_us,

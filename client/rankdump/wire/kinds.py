@@ -11,6 +11,7 @@ from rankdump.contract.dtypes import ELEMENT_TYPES
 from rankdump.contract.errors import ProtocolError
 from rankdump.contract.figure_rows import TensorKind
 from rankdump.contract.key import Side
+from rankdump.contract.plan import NET_NAME
 from rankdump.wire.fields import utf8
 from rankdump.wire.v1 import agent_pb2
 
@@ -37,6 +38,7 @@ def kind_to_wire(kind: TensorKind) -> bytes:
         byte_count=kind.byte_count,
         argument=utf8(kind.argument),
         constant=kind.constant,
+        model=kind.model,
     ).SerializeToString(deterministic=True)
 
 
@@ -55,6 +57,10 @@ def kind_from_wire(data: bytes) -> TensorKind:
         raise ProtocolError(f"record with {len(shape)} dimensions")
     if max((message.byte_count, *shape)) >= LIMIT:
         raise ProtocolError(f"record with a number over {LIMIT - 1}")
+    if message.model and not NET_NAME.fullmatch(message.model):
+        raise ProtocolError(
+            f"record of model {message.model[:60]!r}, which no folder may be called"
+        )
     element = ELEMENT_TYPES.get(message.dtype)
     if element and message.byte_count != prod(shape) * element.item_bytes:
         raise ProtocolError(
@@ -71,4 +77,5 @@ def kind_from_wire(data: bytes) -> TensorKind:
         byte_count=message.byte_count,
         argument=message.argument,
         constant=message.constant,
+        model=message.model,
     )

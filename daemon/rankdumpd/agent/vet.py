@@ -7,13 +7,14 @@ import re
 from rankdump.codec import CODECS
 from rankdump.contract.errors import ProtocolError, RefusedError
 from rankdump.contract.exchange import SessionRequest
+from rankdump.contract.layout.layouts import LAYOUTS
 from rankdump.contract.layout.profile import PROFILES
 from rankdump.contract.plan import DumpPlan
+from rankdump.contract.plan_json import plan_from_json
 
 # The id's first characters become part of a file name.
 _SESSION_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _MAX_JOB_ID_CHARACTERS = 256
-_LAYOUTS = ("mindspore-sync",)
 _OWNER_MAY_ENTER = 0o300
 
 
@@ -23,7 +24,7 @@ def plan_of(request: SessionRequest) -> DumpPlan:
         raise ProtocolError(f"session id {request.session_id!r}: letters, digits, _ and - only")
     if len(request.job_id) > _MAX_JOB_ID_CHARACTERS:
         raise ProtocolError(f"job id of {len(request.job_id)} characters")
-    plan = DumpPlan.from_json(request.plan_json)
+    plan = plan_from_json(request.plan_json)
     fault = _fault_of(plan)
     if fault:
         raise RefusedError(f"plan of rank {request.rank}: {fault}")
@@ -34,8 +35,10 @@ def _fault_of(plan: DumpPlan) -> str:
     output = plan.output
     if output.codec not in CODECS:
         return f"codec {output.codec!r} is none of {', '.join(CODECS)}"
-    if output.layout not in _LAYOUTS:
-        return f"layout {output.layout!r} is none of {', '.join(_LAYOUTS)}"
+    if output.layout not in LAYOUTS:
+        return f"layout {output.layout!r} is none of {', '.join(LAYOUTS)}"
+    if LAYOUTS[output.layout].timed and not output.started:
+        return f"layout {output.layout!r} without the time when the session began"
     if output.profile not in PROFILES:
         return f"profile {output.profile!r} is none of {', '.join(PROFILES)}"
     if output.folder_mode & _OWNER_MAY_ENTER != _OWNER_MAY_ENTER:

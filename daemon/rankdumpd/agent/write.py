@@ -14,7 +14,7 @@ from rankdump.codec import codec_of
 from rankdump.contract.exchange import RecordHead
 from rankdump.contract.layout import mindspore_sync as layout
 from rankdump.contract.layout import statistic_csv
-from rankdump.contract.layout.mindspore_sync import Place
+from rankdump.contract.layout.place import MAPPING_FILE, Place
 from rankdump.contract.layout.profile import DEFAULT_PROFILE, Profile
 from rankdumpd.agent.tree import OutsideRootError, Tree
 from rankdumpd.agent.values import (
@@ -109,12 +109,12 @@ class Writer:
             if place.folder not in self._mapped:
                 if len(self._mapped) >= _MAX_MAPPED_FOLDERS:
                     self._mapped.clear()
-                lines = self._tree.lines(place.folder, layout.MAPPING_FILE)
+                lines = self._tree.lines(place.folder, MAPPING_FILE)
                 self._mapped[place.folder] = {line.partition(",")[0] for line in lines}
             names = self._mapped[place.folder]
             if place.name not in names:
                 line = f"{place.name},{place.mapped_from}"
-                self._tree.append_lines(place.folder, layout.MAPPING_FILE, (line,))
+                self._tree.append_lines(place.folder, MAPPING_FILE, (line,))
                 names.add(place.name)
 
     def _log_once(self, level: int, said: str, error: OSError, record: Examined) -> None:

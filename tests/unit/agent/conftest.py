@@ -11,6 +11,7 @@ from rankdump.contract.exchange import RecordHead, SessionRequest
 from rankdump.contract.figure_rows import TensorKind
 from rankdump.contract.key import Side, TensorKey
 from rankdump.contract.plan import DumpPlan, Output
+from rankdump.contract.plan_json import plan_to_json
 
 
 @pytest.fixture
@@ -74,7 +75,7 @@ def make_request() -> Callable[..., SessionRequest]:
             "pid": 1,
             "framework": "none 0",
             "device_target": "CPU",
-            "plan_json": plan.to_json(),
+            "plan_json": plan_to_json(plan),
             "config_source": b"{}",
         }
         return SessionRequest(**{**defaults, **fields})

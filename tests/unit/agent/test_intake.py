@@ -9,6 +9,7 @@ import pytest
 
 from rankdump.contract.errors import ProtocolError, UnavailableError
 from rankdump.contract.plan import DumpPlan, Output
+from rankdump.contract.plan_json import plan_to_json
 from rankdump.contract.status import Load
 from rankdump.wire.v1 import agent_pb2
 from rankdumpd.agent import intake as room
@@ -41,7 +42,7 @@ class House:
 
     def __init__(self, make_request, *, limit_bytes: int = 1 << 30) -> None:
         plan = DumpPlan(output=Output(root="/dump"))
-        self.session = Session(make_request(plan_json=plan.to_json()), plan)
+        self.session = Session(make_request(plan_json=plan_to_json(plan)), plan)
         self.budget = Budget(limit_bytes)
         self.workers, self.committer = Taker(), Taker()
         self.asked = 0

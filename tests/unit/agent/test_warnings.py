@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rankdump.contract.exchange import Acknowledgement, SessionRequest
-from rankdump.contract.plan import DumpPlan
+from rankdump.contract.plan_json import plan_from_json
 from rankdumpd.agent.mailbox import Mailbox
 from rankdumpd.agent.sessions import Session
 
@@ -13,7 +13,7 @@ from rankdumpd.agent.sessions import Session
 @pytest.fixture
 def session(make_request) -> Session:
     request: SessionRequest = make_request(framework="torch 2", device_target="GPU")
-    return Session(request, DumpPlan.from_json(request.plan_json))
+    return Session(request, plan_from_json(request.plan_json))
 
 
 def told(mailbox: Mailbox) -> list[Acknowledgement]:

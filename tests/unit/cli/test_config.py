@@ -10,7 +10,7 @@ import pytest
 from suites.configurations import ABSENT, body_of
 
 from rankdump.cli.commands import answer
-from rankdump.contract.plan import DumpPlan
+from rankdump.contract.plan_json import plan_from_json
 
 
 def written(
@@ -115,7 +115,7 @@ def test_a_plan_for_scripts(tmp_path, capsys, monkeypatch):
     """The JSON form is the one that travels, with the environment's changes in it."""
     monkeypatch.setenv("RANKDUMP_OUTPUT", "/data/elsewhere")
     assert answer(["config", "check", "--json", written(tmp_path)]) == 0
-    plan = DumpPlan.from_json(capsys.readouterr().out.encode())
+    plan = plan_from_json(capsys.readouterr().out.encode())
     assert plan.output.root == "/data/elsewhere"
 
 

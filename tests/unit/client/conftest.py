@@ -17,6 +17,7 @@ import pytest
 
 from rankdump.contract.exchange import SessionRequest
 from rankdump.contract.plan import DumpPlan, Output
+from rankdump.contract.plan_json import plan_to_json
 from rankdump.contract.slab import SlabReader, format_slab, slab_bytes
 from rankdump.wire.convert import figure_rows_from_wire, record_from_wire
 from rankdump.wire.events import events_from_wire
@@ -261,6 +262,6 @@ def introduction_of(a_plan: DumpPlan) -> SessionRequest:
         pid=1,
         framework="numpy",
         device_target="CPU",
-        plan_json=a_plan.to_json(),
+        plan_json=plan_to_json(a_plan),
         config_source=b"{}",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from rankdump import heads as module
 from rankdump.adapters.arrays import ArraySource
 from rankdump.contract.figure_rows import TensorKind
 from rankdump.contract.key import Side, TensorKey
+from rankdump.contract.layout.layouts import LAYOUTS
 from rankdump.heads import Heads
 from rankdump.values import Observation
 
@@ -31,8 +33,21 @@ def test_time_stamps_are_unique_and_rise_when_the_clock_does_not():
     times = iter([50, 50, 20, 60])
     heads = Heads(rank=1, net_name="Net", clock_us=lambda: next(times))
     kind = kind_of(heads, observation(np.ones(1)))
-    stamps = [heads.stamp(), heads.of(kind, iteration=0).key.timestamp_us]
-    assert [*stamps, heads.stamp(), heads.stamp()] == [50, 51, 52, 60]
+    stamps = [heads.stamp(kind, 0), heads.of(kind, iteration=0).key.timestamp_us]
+    assert [*stamps, heads.stamp(kind, 0), heads.stamp(kind, 0)] == [50, 51, 52, 60]
+
+
+def test_tensors_of_one_call_share_the_time_of_the_first_where_the_layout_does():
+    """Law: a tensor that was there before begins another call, an iteration begins all anew."""
+    times = itertools.count(10)
+    heads = Heads(rank=0, net_name="", clock_us=lambda: next(times), layout=LAYOUTS["cann"])
+    heads.name_model(2, "Lenet")
+    first, second = (kind_of(heads, observation(np.ones(1), slot=slot)) for slot in (0, 1))
+    other = kind_of(heads, observation(np.ones(1), op_name="Default/Add-op1"))
+    stamps = [heads.stamp(kind, 0) for kind in (first, other, second, second, first, first)]
+    assert stamps == [10, 11, 10, 13, 13, 15]
+    key = heads.of(second, iteration=1).key
+    assert (key.timestamp_us, key.net_name, key.task, key.stream) == (16, "Lenet", 65535, 65535)
 
 
 @pytest.mark.parametrize("constant", [False, True])

@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 
 from rankdump.contract.key import Side, TensorKey, sanitised
+from rankdump.contract.layout.place import NAME_MAX_BYTES, Place
 from rankdump.contract.layout.profile import DEFAULT_PROFILE, Profile
 
-NAME_MAX_BYTES = 255
-MAPPING_FILE = "mapping.csv"
 METADATA_FOLDER = ".dump_metadata"
 MANIFEST_FOLDER = ".dump_metadata/manifest"
 ORDER_FOLDER = "execution_order"
@@ -42,23 +41,6 @@ _FIELDS = re.compile(
     rf"\.(?P<stamp>{_NUMBER})\.(?P<side>input|output)\.(?P<slot>{_NUMBER})"
     r"\.(?P<format>[^./]+)(?:\.(?P<element>[^./]+))?\.npy(?:\.zst)?"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a record's file stands."""
-
-    folder: str
-    """Relative to the root, with `/`."""
-    name: str
-    """Name on disk."""
-    mapped_from: str = ""
-    """The full name, when it was too long to be the name on disk."""
-
-    @property
-    def path(self) -> str:
-        """Relative to the root."""
-        return f"{self.folder}/{self.name}"
 
 
 def rank_folder(rank: int) -> str:

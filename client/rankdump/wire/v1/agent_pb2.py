@@ -16,7 +16,7 @@ from rankdump.wire.v1 import events_pb2 as rankdump_dot_wire_dot_v1_dot_events__
 from rankdump.wire.v1 import status_pb2 as rankdump_dot_wire_dot_v1_dot_status__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1crankdump/wire/v1/agent.proto\x12\x10rankdump.wire.v1\x1a\x1drankdump/wire/v1/events.proto\x1a\x1drankdump/wire/v1/status.proto\"\xed\x01\n\x12OpenSessionRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x12\n\nsession_id\x18\x02 \x01(\t\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x12\n\nworld_size\x18\x04 \x01(\r\x12\x0e\n\x06\x64\x65vice\x18\x05 \x01(\r\x12\x0c\n\x04host\x18\x06 \x01(\t\x12\x0b\n\x03pid\x18\x07 \x01(\x04\x12\x11\n\tframework\x18\x08 \x01(\t\x12\x15\n\rdevice_target\x18\t \x01(\t\x12\x11\n\tplan_json\x18\n \x01(\x0c\x12\x15\n\rconfig_source\x18\x0b \x01(\x0c\x12\x12\n\nwants_slab\x18\x0c \x01(\x08\"\xa7\x01\n\x13OpenSessionResponse\x12\r\n\x05token\x18\x01 \x01(\x0c\x12\x1d\n\x15\x61\x63knowledged_sequence\x18\x02 \x01(\x04\x12\x18\n\x10max_record_bytes\x18\x03 \x01(\x04\x12$\n\x04slab\x18\x04 \x01(\x0b\x32\x16.rankdump.wire.v1.Slab\x12\x10\n\x08\x65xcluded\x18\x05 \x01(\t\x12\x10\n\x08redirect\x18\x06 \x01(\t\"$\n\x04Slab\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0e\n\x06length\x18\x02 \x01(\x04\"\x9e\x01\n\x0bPushRequest\x12(\n\x05hello\x18\x01 \x01(\x0b\x32\x17.rankdump.wire.v1.HelloH\x00\x12-\n\x05\x62\x61tch\x18\x02 \x01(\x0b\x32\x1c.rankdump.wire.v1.FrameBatchH\x00\x12.\n\x08\x64oorbell\x18\x03 \x01(\x0b\x32\x1a.rankdump.wire.v1.DoorbellH\x00\x42\x06\n\x04\x62ody\"*\n\x05Hello\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05token\x18\x02 \x01(\x0c\"\x1b\n\x08\x44oorbell\x12\x0f\n\x07written\x18\x01 \x01(\x04\"5\n\nFrameBatch\x12\'\n\x06\x66rames\x18\x01 \x03(\x0b\x32\x17.rankdump.wire.v1.Frame\"\xee\x03\n\x05\x46rame\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12*\n\x06record\x18\x02 \x01(\x0b\x32\x18.rankdump.wire.v1.RecordH\x00\x12(\n\x05\x63hunk\x18\x03 \x01(\x0b\x32\x17.rankdump.wire.v1.ChunkH\x00\x12\x30\n\x06\x65vents\x18\x04 \x01(\x0b\x32\x1e.rankdump.wire.v1.EventColumnsH\x00\x12\x37\n\riteration_end\x18\x05 \x01(\x0b\x32\x1e.rankdump.wire.v1.IterationEndH\x00\x12\x33\n\x0bsession_end\x18\x06 \x01(\x0b\x32\x1c.rankdump.wire.v1.SessionEndH\x00\x12\x31\n\ngraph_part\x18\x07 \x01(\x0b\x32\x1b.rankdump.wire.v1.GraphPartH\x00\x12=\n\x10kernel_arguments\x18\x08 \x01(\x0b\x32!.rankdump.wire.v1.KernelArgumentsH\x00\x12\x33\n\x0b\x66igure_rows\x18\t \x01(\x0b\x32\x1c.rankdump.wire.v1.FigureRowsH\x00\x12.\n\x08timeouts\x18\n \x01(\x0b\x32\x1a.rankdump.wire.v1.TimeoutsH\x00\x42\x06\n\x04\x62ody\"\xc7\x01\n\nTensorKind\x12\r\n\x05graph\x18\x01 \x01(\r\x12\x0f\n\x07op_type\x18\x02 \x01(\t\x12\x0f\n\x07op_name\x18\x03 \x01(\t\x12$\n\x04side\x18\x04 \x01(\x0e\x32\x16.rankdump.wire.v1.Side\x12\x0c\n\x04slot\x18\x05 \x01(\r\x12\r\n\x05\x64type\x18\x06 \x01(\t\x12\r\n\x05shape\x18\x07 \x03(\x04\x12\x12\n\nbyte_count\x18\x08 \x01(\x04\x12\x10\n\x08\x61rgument\x18\t \x01(\t\x12\x10\n\x08\x63onstant\x18\n \x01(\x08\"\x80\x01\n\x06Record\x12\x0c\n\x04kind\x18\x01 \x01(\x0c\x12\x11\n\titeration\x18\x02 \x01(\x04\x12\x14\n\x0ctimestamp_us\x18\x03 \x01(\x04\x12\x0c\n\x04task\x18\x04 \x01(\r\x12\x0e\n\x06stream\x18\x05 \x01(\r\x12\x13\n\x0bswitched_on\x18\x06 \x01(\x08\x12\x0c\n\x04\x64\x61ta\x18\x07 \x01(\x0c\"}\n\nFigureRows\x12\x11\n\titeration\x18\x01 \x01(\x04\x12\r\n\x05kinds\x18\x02 \x03(\x0c\x12\x15\n\rtimestamps_us\x18\x03 \x03(\x04\x12\x0f\n\x07\x66igures\x18\x04 \x03(\t\x12\x13\n\x0bswitched_on\x18\x05 \x01(\x08\x12\x10\n\x08\x64\x65graded\x18\x06 \x01(\x08\"%\n\x05\x43hunk\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"\xe2\x01\n\x0cIterationEnd\x12\x11\n\titeration\x18\x01 \x01(\x04\x12\x10\n\x08\x65xpected\x18\x02 \x01(\x04\x12<\n\x07\x64ropped\x18\x03 \x03(\x0b\x32+.rankdump.wire.v1.IterationEnd.DroppedEntry\x12\x10\n\x08stall_us\x18\x04 \x01(\x04\x12\x16\n\x0e\x66irst_position\x18\x05 \x01(\x04\x12\x15\n\rlast_position\x18\x06 \x01(\x04\x1a.\n\x0c\x44roppedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\xab\x01\n\tGraphPart\x12\r\n\x05graph\x18\x01 \x01(\r\x12*\n\x05nodes\x18\x02 \x03(\x0b\x32\x1b.rankdump.wire.v1.GraphNode\x12\x34\n\nparameters\x18\x03 \x03(\x0b\x32 .rankdump.wire.v1.GraphParameter\x12\x10\n\x08\x63ompiled\x18\x04 \x01(\x08\x12\r\n\x05\x66irst\x18\x05 \x01(\x08\x12\x0c\n\x04last\x18\x06 \x01(\x08\"\x8b\x02\n\tGraphNode\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07op_type\x18\x02 \x01(\t\x12\x0e\n\x06inputs\x18\x03 \x03(\t\x12-\n\x07outputs\x18\x04 \x03(\x0b\x32\x1c.rankdump.wire.v1.TensorType\x12?\n\nattributes\x18\x05 \x03(\x0b\x32+.rankdump.wire.v1.GraphNode.AttributesEntry\x12,\n\x06source\x18\x06 \x03(\x0b\x32\x1c.rankdump.wire.v1.SourceLine\x1a\x31\n\x0f\x41ttributesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"J\n\x0eGraphParameter\x12\x0c\n\x04name\x18\x01 \x01(\t\x12*\n\x04type\x18\x02 \x01(\x0b\x32\x1c.rankdump.wire.v1.TensorType\"*\n\nTensorType\x12\r\n\x05\x64type\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x04\"H\n\nSourceLine\x12\x0c\n\x04\x66ile\x18\x01 \x01(\t\x12\x0c\n\x04line\x18\x02 \x01(\r\x12\x10\n\x08\x66unction\x18\x03 \x01(\t\x12\x0c\n\x04\x63ode\x18\x04 \x01(\t\"\\\n\x0fKernelArguments\x12\x11\n\titeration\x18\x01 \x01(\x04\x12\x36\n\toperators\x18\x02 \x03(\x0b\x32#.rankdump.wire.v1.OperatorArguments\"\xb4\x01\n\x11OperatorArguments\x12\r\n\x05graph\x18\x01 \x01(\r\x12\x0f\n\x07op_type\x18\x02 \x01(\t\x12\x0f\n\x07op_name\x18\x03 \x01(\t\x12?\n\x06values\x18\x04 \x03(\x0b\x32/.rankdump.wire.v1.OperatorArguments.ValuesEntry\x1a-\n\x0bValuesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"4\n\nSessionEnd\x12\x17\n\x0fiterations_seen\x18\x01 \x01(\x04\x12\r\n\x05notes\x18\x02 \x03(\t\"Q\n\x0cPushResponse\x12\x1d\n\x15\x61\x63knowledged_sequence\x18\x01 \x01(\x04\x12\x10\n\x08\x64raining\x18\x02 \x01(\x08\x12\x10\n\x08warnings\x18\x03 \x03(\t\"\x14\n\x12\x41gentStatusRequest\"A\n\x13\x41gentStatusResponse\x12*\n\x04view\x18\x01 \x01(\x0b\x32\x1c.rankdump.wire.v1.StatusView\"D\n\x0e\x43ontrolRequest\x12(\n\x05\x64rain\x18\x01 \x01(\x0b\x32\x17.rankdump.wire.v1.DrainH\x00\x42\x08\n\x06\x61\x63tion\"\x1b\n\x05\x44rain\x12\x12\n\ntimeout_ms\x18\x01 \x01(\r\":\n\x0f\x43ontrolResponse\x12\x0f\n\x07\x64rained\x18\x01 \x01(\x08\x12\x16\n\x0equeued_records\x18\x02 \x01(\x04*=\n\x04Side\x12\x14\n\x10SIDE_UNSPECIFIED\x10\x00\x12\x0e\n\nSIDE_INPUT\x10\x01\x12\x0f\n\x0bSIDE_OUTPUT\x10\x02\x32\xdc\x02\n\x0c\x41gentService\x12Z\n\x0bOpenSession\x12$.rankdump.wire.v1.OpenSessionRequest\x1a%.rankdump.wire.v1.OpenSessionResponse\x12I\n\x04Push\x12\x1d.rankdump.wire.v1.PushRequest\x1a\x1e.rankdump.wire.v1.PushResponse(\x01\x30\x01\x12U\n\x06Status\x12$.rankdump.wire.v1.AgentStatusRequest\x1a%.rankdump.wire.v1.AgentStatusResponse\x12N\n\x07\x43ontrol\x12 .rankdump.wire.v1.ControlRequest\x1a!.rankdump.wire.v1.ControlResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1crankdump/wire/v1/agent.proto\x12\x10rankdump.wire.v1\x1a\x1drankdump/wire/v1/events.proto\x1a\x1drankdump/wire/v1/status.proto\"\xed\x01\n\x12OpenSessionRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x12\n\nsession_id\x18\x02 \x01(\t\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x12\n\nworld_size\x18\x04 \x01(\r\x12\x0e\n\x06\x64\x65vice\x18\x05 \x01(\r\x12\x0c\n\x04host\x18\x06 \x01(\t\x12\x0b\n\x03pid\x18\x07 \x01(\x04\x12\x11\n\tframework\x18\x08 \x01(\t\x12\x15\n\rdevice_target\x18\t \x01(\t\x12\x11\n\tplan_json\x18\n \x01(\x0c\x12\x15\n\rconfig_source\x18\x0b \x01(\x0c\x12\x12\n\nwants_slab\x18\x0c \x01(\x08\"\xa7\x01\n\x13OpenSessionResponse\x12\r\n\x05token\x18\x01 \x01(\x0c\x12\x1d\n\x15\x61\x63knowledged_sequence\x18\x02 \x01(\x04\x12\x18\n\x10max_record_bytes\x18\x03 \x01(\x04\x12$\n\x04slab\x18\x04 \x01(\x0b\x32\x16.rankdump.wire.v1.Slab\x12\x10\n\x08\x65xcluded\x18\x05 \x01(\t\x12\x10\n\x08redirect\x18\x06 \x01(\t\"$\n\x04Slab\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0e\n\x06length\x18\x02 \x01(\x04\"\x9e\x01\n\x0bPushRequest\x12(\n\x05hello\x18\x01 \x01(\x0b\x32\x17.rankdump.wire.v1.HelloH\x00\x12-\n\x05\x62\x61tch\x18\x02 \x01(\x0b\x32\x1c.rankdump.wire.v1.FrameBatchH\x00\x12.\n\x08\x64oorbell\x18\x03 \x01(\x0b\x32\x1a.rankdump.wire.v1.DoorbellH\x00\x42\x06\n\x04\x62ody\"*\n\x05Hello\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05token\x18\x02 \x01(\x0c\"\x1b\n\x08\x44oorbell\x12\x0f\n\x07written\x18\x01 \x01(\x04\"5\n\nFrameBatch\x12\'\n\x06\x66rames\x18\x01 \x03(\x0b\x32\x17.rankdump.wire.v1.Frame\"\xee\x03\n\x05\x46rame\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12*\n\x06record\x18\x02 \x01(\x0b\x32\x18.rankdump.wire.v1.RecordH\x00\x12(\n\x05\x63hunk\x18\x03 \x01(\x0b\x32\x17.rankdump.wire.v1.ChunkH\x00\x12\x30\n\x06\x65vents\x18\x04 \x01(\x0b\x32\x1e.rankdump.wire.v1.EventColumnsH\x00\x12\x37\n\riteration_end\x18\x05 \x01(\x0b\x32\x1e.rankdump.wire.v1.IterationEndH\x00\x12\x33\n\x0bsession_end\x18\x06 \x01(\x0b\x32\x1c.rankdump.wire.v1.SessionEndH\x00\x12\x31\n\ngraph_part\x18\x07 \x01(\x0b\x32\x1b.rankdump.wire.v1.GraphPartH\x00\x12=\n\x10kernel_arguments\x18\x08 \x01(\x0b\x32!.rankdump.wire.v1.KernelArgumentsH\x00\x12\x33\n\x0b\x66igure_rows\x18\t \x01(\x0b\x32\x1c.rankdump.wire.v1.FigureRowsH\x00\x12.\n\x08timeouts\x18\n \x01(\x0b\x32\x1a.rankdump.wire.v1.TimeoutsH\x00\x42\x06\n\x04\x62ody\"\xd6\x01\n\nTensorKind\x12\r\n\x05graph\x18\x01 \x01(\r\x12\x0f\n\x07op_type\x18\x02 \x01(\t\x12\x0f\n\x07op_name\x18\x03 \x01(\t\x12$\n\x04side\x18\x04 \x01(\x0e\x32\x16.rankdump.wire.v1.Side\x12\x0c\n\x04slot\x18\x05 \x01(\r\x12\r\n\x05\x64type\x18\x06 \x01(\t\x12\r\n\x05shape\x18\x07 \x03(\x04\x12\x12\n\nbyte_count\x18\x08 \x01(\x04\x12\x10\n\x08\x61rgument\x18\t \x01(\t\x12\x10\n\x08\x63onstant\x18\n \x01(\x08\x12\r\n\x05model\x18\x0b \x01(\t\"\x80\x01\n\x06Record\x12\x0c\n\x04kind\x18\x01 \x01(\x0c\x12\x11\n\titeration\x18\x02 \x01(\x04\x12\x14\n\x0ctimestamp_us\x18\x03 \x01(\x04\x12\x0c\n\x04task\x18\x04 \x01(\r\x12\x0e\n\x06stream\x18\x05 \x01(\r\x12\x13\n\x0bswitched_on\x18\x06 \x01(\x08\x12\x0c\n\x04\x64\x61ta\x18\x07 \x01(\x0c\"}\n\nFigureRows\x12\x11\n\titeration\x18\x01 \x01(\x04\x12\r\n\x05kinds\x18\x02 \x03(\x0c\x12\x15\n\rtimestamps_us\x18\x03 \x03(\x04\x12\x0f\n\x07\x66igures\x18\x04 \x03(\t\x12\x13\n\x0bswitched_on\x18\x05 \x01(\x08\x12\x10\n\x08\x64\x65graded\x18\x06 \x01(\x08\"%\n\x05\x43hunk\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"\xe2\x01\n\x0cIterationEnd\x12\x11\n\titeration\x18\x01 \x01(\x04\x12\x10\n\x08\x65xpected\x18\x02 \x01(\x04\x12<\n\x07\x64ropped\x18\x03 \x03(\x0b\x32+.rankdump.wire.v1.IterationEnd.DroppedEntry\x12\x10\n\x08stall_us\x18\x04 \x01(\x04\x12\x16\n\x0e\x66irst_position\x18\x05 \x01(\x04\x12\x15\n\rlast_position\x18\x06 \x01(\x04\x1a.\n\x0c\x44roppedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\xab\x01\n\tGraphPart\x12\r\n\x05graph\x18\x01 \x01(\r\x12*\n\x05nodes\x18\x02 \x03(\x0b\x32\x1b.rankdump.wire.v1.GraphNode\x12\x34\n\nparameters\x18\x03 \x03(\x0b\x32 .rankdump.wire.v1.GraphParameter\x12\x10\n\x08\x63ompiled\x18\x04 \x01(\x08\x12\r\n\x05\x66irst\x18\x05 \x01(\x08\x12\x0c\n\x04last\x18\x06 \x01(\x08\"\x8b\x02\n\tGraphNode\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07op_type\x18\x02 \x01(\t\x12\x0e\n\x06inputs\x18\x03 \x03(\t\x12-\n\x07outputs\x18\x04 \x03(\x0b\x32\x1c.rankdump.wire.v1.TensorType\x12?\n\nattributes\x18\x05 \x03(\x0b\x32+.rankdump.wire.v1.GraphNode.AttributesEntry\x12,\n\x06source\x18\x06 \x03(\x0b\x32\x1c.rankdump.wire.v1.SourceLine\x1a\x31\n\x0f\x41ttributesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"J\n\x0eGraphParameter\x12\x0c\n\x04name\x18\x01 \x01(\t\x12*\n\x04type\x18\x02 \x01(\x0b\x32\x1c.rankdump.wire.v1.TensorType\"*\n\nTensorType\x12\r\n\x05\x64type\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x04\"H\n\nSourceLine\x12\x0c\n\x04\x66ile\x18\x01 \x01(\t\x12\x0c\n\x04line\x18\x02 \x01(\r\x12\x10\n\x08\x66unction\x18\x03 \x01(\t\x12\x0c\n\x04\x63ode\x18\x04 \x01(\t\"\\\n\x0fKernelArguments\x12\x11\n\titeration\x18\x01 \x01(\x04\x12\x36\n\toperators\x18\x02 \x03(\x0b\x32#.rankdump.wire.v1.OperatorArguments\"\xb4\x01\n\x11OperatorArguments\x12\r\n\x05graph\x18\x01 \x01(\r\x12\x0f\n\x07op_type\x18\x02 \x01(\t\x12\x0f\n\x07op_name\x18\x03 \x01(\t\x12?\n\x06values\x18\x04 \x03(\x0b\x32/.rankdump.wire.v1.OperatorArguments.ValuesEntry\x1a-\n\x0bValuesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"4\n\nSessionEnd\x12\x17\n\x0fiterations_seen\x18\x01 \x01(\x04\x12\r\n\x05notes\x18\x02 \x03(\t\"Q\n\x0cPushResponse\x12\x1d\n\x15\x61\x63knowledged_sequence\x18\x01 \x01(\x04\x12\x10\n\x08\x64raining\x18\x02 \x01(\x08\x12\x10\n\x08warnings\x18\x03 \x03(\t\"\x14\n\x12\x41gentStatusRequest\"A\n\x13\x41gentStatusResponse\x12*\n\x04view\x18\x01 \x01(\x0b\x32\x1c.rankdump.wire.v1.StatusView\"D\n\x0e\x43ontrolRequest\x12(\n\x05\x64rain\x18\x01 \x01(\x0b\x32\x17.rankdump.wire.v1.DrainH\x00\x42\x08\n\x06\x61\x63tion\"\x1b\n\x05\x44rain\x12\x12\n\ntimeout_ms\x18\x01 \x01(\r\":\n\x0f\x43ontrolResponse\x12\x0f\n\x07\x64rained\x18\x01 \x01(\x08\x12\x16\n\x0equeued_records\x18\x02 \x01(\x04*=\n\x04Side\x12\x14\n\x10SIDE_UNSPECIFIED\x10\x00\x12\x0e\n\nSIDE_INPUT\x10\x01\x12\x0f\n\x0bSIDE_OUTPUT\x10\x02\x32\xdc\x02\n\x0c\x41gentService\x12Z\n\x0bOpenSession\x12$.rankdump.wire.v1.OpenSessionRequest\x1a%.rankdump.wire.v1.OpenSessionResponse\x12I\n\x04Push\x12\x1d.rankdump.wire.v1.PushRequest\x1a\x1e.rankdump.wire.v1.PushResponse(\x01\x30\x01\x12U\n\x06Status\x12$.rankdump.wire.v1.AgentStatusRequest\x1a%.rankdump.wire.v1.AgentStatusResponse\x12N\n\x07\x43ontrol\x12 .rankdump.wire.v1.ControlRequest\x1a!.rankdump.wire.v1.ControlResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -29,8 +29,8 @@ if _descriptor._USE_C_DESCRIPTORS == False:
   _globals['_GRAPHNODE_ATTRIBUTESENTRY']._serialized_options = b'8\001'
   _globals['_OPERATORARGUMENTS_VALUESENTRY']._options = None
   _globals['_OPERATORARGUMENTS_VALUESENTRY']._serialized_options = b'8\001'
-  _globals['_SIDE']._serialized_start=3374
-  _globals['_SIDE']._serialized_end=3435
+  _globals['_SIDE']._serialized_start=3389
+  _globals['_SIDE']._serialized_end=3450
   _globals['_OPENSESSIONREQUEST']._serialized_start=113
   _globals['_OPENSESSIONREQUEST']._serialized_end=350
   _globals['_OPENSESSIONRESPONSE']._serialized_start=353
@@ -48,49 +48,49 @@ if _descriptor._USE_C_DESCRIPTORS == False:
   _globals['_FRAME']._serialized_start=850
   _globals['_FRAME']._serialized_end=1344
   _globals['_TENSORKIND']._serialized_start=1347
-  _globals['_TENSORKIND']._serialized_end=1546
-  _globals['_RECORD']._serialized_start=1549
-  _globals['_RECORD']._serialized_end=1677
-  _globals['_FIGUREROWS']._serialized_start=1679
-  _globals['_FIGUREROWS']._serialized_end=1804
-  _globals['_CHUNK']._serialized_start=1806
-  _globals['_CHUNK']._serialized_end=1843
-  _globals['_ITERATIONEND']._serialized_start=1846
-  _globals['_ITERATIONEND']._serialized_end=2072
-  _globals['_ITERATIONEND_DROPPEDENTRY']._serialized_start=2026
-  _globals['_ITERATIONEND_DROPPEDENTRY']._serialized_end=2072
-  _globals['_GRAPHPART']._serialized_start=2075
-  _globals['_GRAPHPART']._serialized_end=2246
-  _globals['_GRAPHNODE']._serialized_start=2249
-  _globals['_GRAPHNODE']._serialized_end=2516
-  _globals['_GRAPHNODE_ATTRIBUTESENTRY']._serialized_start=2467
-  _globals['_GRAPHNODE_ATTRIBUTESENTRY']._serialized_end=2516
-  _globals['_GRAPHPARAMETER']._serialized_start=2518
-  _globals['_GRAPHPARAMETER']._serialized_end=2592
-  _globals['_TENSORTYPE']._serialized_start=2594
-  _globals['_TENSORTYPE']._serialized_end=2636
-  _globals['_SOURCELINE']._serialized_start=2638
-  _globals['_SOURCELINE']._serialized_end=2710
-  _globals['_KERNELARGUMENTS']._serialized_start=2712
-  _globals['_KERNELARGUMENTS']._serialized_end=2804
-  _globals['_OPERATORARGUMENTS']._serialized_start=2807
-  _globals['_OPERATORARGUMENTS']._serialized_end=2987
-  _globals['_OPERATORARGUMENTS_VALUESENTRY']._serialized_start=2942
-  _globals['_OPERATORARGUMENTS_VALUESENTRY']._serialized_end=2987
-  _globals['_SESSIONEND']._serialized_start=2989
-  _globals['_SESSIONEND']._serialized_end=3041
-  _globals['_PUSHRESPONSE']._serialized_start=3043
-  _globals['_PUSHRESPONSE']._serialized_end=3124
-  _globals['_AGENTSTATUSREQUEST']._serialized_start=3126
-  _globals['_AGENTSTATUSREQUEST']._serialized_end=3146
-  _globals['_AGENTSTATUSRESPONSE']._serialized_start=3148
-  _globals['_AGENTSTATUSRESPONSE']._serialized_end=3213
-  _globals['_CONTROLREQUEST']._serialized_start=3215
-  _globals['_CONTROLREQUEST']._serialized_end=3283
-  _globals['_DRAIN']._serialized_start=3285
-  _globals['_DRAIN']._serialized_end=3312
-  _globals['_CONTROLRESPONSE']._serialized_start=3314
-  _globals['_CONTROLRESPONSE']._serialized_end=3372
-  _globals['_AGENTSERVICE']._serialized_start=3438
-  _globals['_AGENTSERVICE']._serialized_end=3786
+  _globals['_TENSORKIND']._serialized_end=1561
+  _globals['_RECORD']._serialized_start=1564
+  _globals['_RECORD']._serialized_end=1692
+  _globals['_FIGUREROWS']._serialized_start=1694
+  _globals['_FIGUREROWS']._serialized_end=1819
+  _globals['_CHUNK']._serialized_start=1821
+  _globals['_CHUNK']._serialized_end=1858
+  _globals['_ITERATIONEND']._serialized_start=1861
+  _globals['_ITERATIONEND']._serialized_end=2087
+  _globals['_ITERATIONEND_DROPPEDENTRY']._serialized_start=2041
+  _globals['_ITERATIONEND_DROPPEDENTRY']._serialized_end=2087
+  _globals['_GRAPHPART']._serialized_start=2090
+  _globals['_GRAPHPART']._serialized_end=2261
+  _globals['_GRAPHNODE']._serialized_start=2264
+  _globals['_GRAPHNODE']._serialized_end=2531
+  _globals['_GRAPHNODE_ATTRIBUTESENTRY']._serialized_start=2482
+  _globals['_GRAPHNODE_ATTRIBUTESENTRY']._serialized_end=2531
+  _globals['_GRAPHPARAMETER']._serialized_start=2533
+  _globals['_GRAPHPARAMETER']._serialized_end=2607
+  _globals['_TENSORTYPE']._serialized_start=2609
+  _globals['_TENSORTYPE']._serialized_end=2651
+  _globals['_SOURCELINE']._serialized_start=2653
+  _globals['_SOURCELINE']._serialized_end=2725
+  _globals['_KERNELARGUMENTS']._serialized_start=2727
+  _globals['_KERNELARGUMENTS']._serialized_end=2819
+  _globals['_OPERATORARGUMENTS']._serialized_start=2822
+  _globals['_OPERATORARGUMENTS']._serialized_end=3002
+  _globals['_OPERATORARGUMENTS_VALUESENTRY']._serialized_start=2957
+  _globals['_OPERATORARGUMENTS_VALUESENTRY']._serialized_end=3002
+  _globals['_SESSIONEND']._serialized_start=3004
+  _globals['_SESSIONEND']._serialized_end=3056
+  _globals['_PUSHRESPONSE']._serialized_start=3058
+  _globals['_PUSHRESPONSE']._serialized_end=3139
+  _globals['_AGENTSTATUSREQUEST']._serialized_start=3141
+  _globals['_AGENTSTATUSREQUEST']._serialized_end=3161
+  _globals['_AGENTSTATUSRESPONSE']._serialized_start=3163
+  _globals['_AGENTSTATUSRESPONSE']._serialized_end=3228
+  _globals['_CONTROLREQUEST']._serialized_start=3230
+  _globals['_CONTROLREQUEST']._serialized_end=3298
+  _globals['_DRAIN']._serialized_start=3300
+  _globals['_DRAIN']._serialized_end=3327
+  _globals['_CONTROLRESPONSE']._serialized_start=3329
+  _globals['_CONTROLRESPONSE']._serialized_end=3387
+  _globals['_AGENTSERVICE']._serialized_start=3453
+  _globals['_AGENTSERVICE']._serialized_end=3801
 # @@protoc_insertion_point(module_scope)

@@ -307,6 +307,7 @@ class TensorKind(google.protobuf.message.Message):
     BYTE_COUNT_FIELD_NUMBER: builtins.int
     ARGUMENT_FIELD_NUMBER: builtins.int
     CONSTANT_FIELD_NUMBER: builtins.int
+    MODEL_FIELD_NUMBER: builtins.int
     graph: builtins.int
     op_type: builtins.str
     op_name: builtins.str
@@ -321,6 +322,8 @@ class TensorKind(google.protobuf.message.Message):
     """Where in the call the tensor stood: "args.0", "kwargs.mask"; empty when unknown."""
     constant: builtins.bool
     """Written once for its graph, whatever the iteration."""
+    model: builtins.str
+    """Name of its model, a folder of the tree, unless the plan names all of them."""
     @property
     def shape(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
     def __init__(
@@ -336,8 +339,9 @@ class TensorKind(google.protobuf.message.Message):
         byte_count: builtins.int = ...,
         argument: builtins.str = ...,
         constant: builtins.bool = ...,
+        model: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["argument", b"argument", "byte_count", b"byte_count", "constant", b"constant", "dtype", b"dtype", "graph", b"graph", "op_name", b"op_name", "op_type", b"op_type", "shape", b"shape", "side", b"side", "slot", b"slot"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["argument", b"argument", "byte_count", b"byte_count", "constant", b"constant", "dtype", b"dtype", "graph", b"graph", "model", b"model", "op_name", b"op_name", "op_type", b"op_type", "shape", b"shape", "side", b"side", "slot", b"slot"]) -> None: ...
 
 global___TensorKind = TensorKind
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from rankdump.contract.events import EventColumns
 from rankdump.contract.exchange import IterationEnd, KernelArguments, SessionEnd
 from rankdump.contract.graph import Graph, GraphPart
-from rankdump.contract.layout import mindspore_sync as layout
+from rankdump.contract.layout.place import NAME_MAX_BYTES
 from rankdump.contract.manifest import Manifest
 from rankdump.contract.status import IterationStatus
 from rankdump.contract.timeouts import Timeouts
@@ -102,7 +102,7 @@ class Effects:
         for name in unnameable:
             session.trouble(
                 f"rank {rank}: no file holds the arguments of {name!r}: "
-                f"its name would be over {layout.NAME_MAX_BYTES} bytes"
+                f"its name would be over {NAME_MAX_BYTES} bytes"
             )
 
     def _end_iteration(self, session: Session, declared: Declared, end: IterationEnd) -> None:

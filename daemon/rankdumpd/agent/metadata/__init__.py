@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from rankdump.contract.exchange import KernelArguments, SessionRequest
 from rankdump.contract.key import one_line, sanitised
 from rankdump.contract.layout import mindspore_sync as layout
+from rankdump.contract.layout.place import NAME_MAX_BYTES
 from rankdump.contract.layout.profile import Profile
 from rankdump.contract.manifest import Manifest, manifest_name
 from rankdump.contract.plan import DumpPlan
@@ -73,7 +74,7 @@ def write_arguments(
     too_long: list[str] = []
     for each in arguments.operators:
         name = f"{sanitised(each.op_type) or '_'}.{sanitised(each.op_name) or '_'}.json"
-        if len(name.encode()) > layout.NAME_MAX_BYTES:
+        if len(name.encode()) > NAME_MAX_BYTES:
             too_long.append(each.op_name)
             continue
         text = json.dumps(dict(each.values), indent=4, sort_keys=True, ensure_ascii=False)

@@ -51,7 +51,8 @@ class Sample:
 
     def error_us(self, now: Instant) -> int:
         """Return by how much the offset may be wrong now."""
-        age_us = max(0, now.monotonic_us - self.back.monotonic_us)
+        # Clocks drift while a question is on its way, too.
+        age_us = max(0, now.monotonic_us - self.sent.monotonic_us)
         # One more for what the divisions cut off.
         return (self.delay_us + 1) // 2 + -(-age_us * DRIFT_PPM // 1_000_000) + 1
 
