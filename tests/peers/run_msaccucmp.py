@@ -5,7 +5,8 @@ the published description of the message does, as a table of fields (ascend-form
 nothing of rankdump. Runs under the Python of a virtual environment that has mindstudio-probe.
 """
 
-# pyright: reportMissingImports=false
+# pyright: basic, reportMissingImports=false, reportArgumentType=false
+# pyright: reportOptionalMemberAccess=false
 
 import importlib.util
 import runpy
