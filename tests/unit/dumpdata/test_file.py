@@ -76,7 +76,7 @@ def test_every_way_of_storing_gives_the_same(
 
 
 @pytest.mark.parametrize("kind", [OpInput, OpOutput])
-def test_placeholders(kind: type[OpInput] | type[OpOutput]):
+def test_placeholders(kind: type[OpInput | OpOutput]):
     """A slot that was not dumped says nothing; any type, size or extent makes it a tensor."""
     assert kind().placeholder
     assert kind(shape=Shape(), format=2).placeholder
