@@ -7,6 +7,7 @@ virtual environment that has it.
 from __future__ import annotations
 
 import os
+import struct
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -193,3 +194,56 @@ def test_a_name_that_is_too_long(tmp_path):
     assert sorted(theirs["mapping.csv"].read_text().split()) == sorted(
         ours["mapping.csv"].read_text().split()
     )
+
+
+def old_layout() -> bytes:
+    blocks = [RANDOM.bytes(48).ljust(size, b"\0") for size in (128, 128, 256)]
+    states = [RANDOM.bytes(8).ljust(256, b"\0"), bytes(256), RANDOM.bytes(24).ljust(1024, b"\0")]
+    return b"".join((*blocks, *states))
+
+
+def new_layout(kind: int, version: int, numbers: int) -> bytes:
+    head_of_it = struct.pack("<6I", 0x5A5A5A5A, version, 1, kind, 0, 8 * numbers)
+    return (head_of_it + RANDOM.bytes(8 * numbers)).ljust(2048, b"\0")
+
+
+RECORDS = {
+    "old": old_layout(),
+    "AIC": new_layout(0, 0, 11),
+    "AIV": new_layout(1, 0, 11),
+    "AICPU": new_layout(2, 0, 8),
+    "SDMA": new_layout(3, 0, 10),
+    "AIC of version 1": new_layout(0, 1, 14),
+}
+
+
+@pytest.mark.parametrize("kind", RECORDS)
+def test_an_overflow_file_is_the_same_json(kind, tmp_path):
+    folder = tmp_path / "in"
+    folder.mkdir()
+    output = OpOutput(NUMBERS["UINT8"], FORMAT_NUMBERS["ND"], Shape((2048,)), size=2048)
+    header = DumpData(dump_time=STAMP, op_name="Node_OpDebug", output=(output,))
+    name = f"Opdebug.Node_OpDebug.5.6.{STAMP}"
+    (folder / name).write_bytes(head(header) + RECORDS[kind])
+    theirs, ours = converted(folder, tmp_path)
+    assert set(theirs) == {f"{name}.output.0.json"} == set(ours)
+    assert same(*(made[f"{name}.output.0.json"] for made in (theirs, ours)))
+
+
+def test_small_floats_are_theirs_where_theirs_are_right(tmp_path):
+    """They lose the sign of an infinity, know no NaN of E4M3FN, and miss HiF8 between 1 and 4."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    names = ("FLOAT8_E5M2", "FLOAT8_E4M3FN", "HIFLOAT8")
+    outputs = tuple(OpOutput(NUMBERS[name], 2, Shape((256,)), size=256) for name in names)
+    path = folder / f"Kind.small.7.3.{STAMP}"
+    path.write_bytes(head(DumpData(dump_time=STAMP, output=outputs)) + bytes(range(256)) * 3)
+    theirs, ours = converted(folder, tmp_path)
+    different = {}
+    for index, name in enumerate(names):
+        one, other = (np.load(made[f"{path.name}.output.{index}.npy"]) for made in (theirs, ours))
+        apart = ~((one == other) | (np.isnan(one) & np.isnan(other)))
+        different[name] = {int(code) for code in np.flatnonzero(apart)}
+    assert different["FLOAT8_E5M2"] == {0xFC}
+    assert different["FLOAT8_E4M3FN"] == {0x7F, 0xFF}
+    assert {code & 0x7F for code in different["HIFLOAT8"]} <= {*range(0x08, 0x20), 0x6F}
