@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol, cast
 
-from rankdump.contract.dialect import acl, mindspore
+from rankdump.contract.dialect import acl, mindspore, tensorflow
 from rankdump.contract.dialect.disk import PathFacts
 from rankdump.contract.dialect.document import decode
 from rankdump.contract.dialect.notes import Notes
@@ -99,3 +99,8 @@ def acl_plan(
 ) -> DumpPlan:
     """Return the plan of an `acl.json`, which need not have the section `dump`."""
     return _ACL(body, file=file, environ=environ, notes=notes)
+
+
+def dump_config_plan(values: Mapping[str, object]) -> DumpPlan:
+    """Return the plan of the arguments of TF Adapter's `DumpConfig`."""
+    return tensorflow.parse_dump_config(values, probe=facts_of)
