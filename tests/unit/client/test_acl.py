@@ -231,3 +231,26 @@ def test_warnings_are_said_by_one_rank(running, write, caplog):
         cycle.set_dump(write(dump_kernel_data="all"))
         cycle.finalize_dump()
         assert caplog.text.count("dump_kernel_data") == said
+
+
+def test_a_dump_config_is_the_plan_of_a_session(running: Running, tmp_path: Path):
+    """`rankdump.tf` has no life cycle: a session takes its object as a plan."""
+    config = rankdump.tf.DumpConfig(enable_dump=True, dump_path=str(tmp_path), dump_step="1")
+    with rankdump.Session(config, agent=running.address) as session:
+        for step in range(3):
+            session.step(step)
+            session.dump("Add", "a", "output", 0, np.ones(1))
+    assert [record.iteration for record in bodies(running, "record")] == [1]
+    (opened,) = running.agent.opened
+    output = plan_from_json(opened.plan_json).output
+    assert (output.layout, output.root, len(output.started)) == ("cann", str(tmp_path), 14)
+
+
+def test_an_acl_file_from_the_environment(running: Running, write: Write):
+    """RANKDUMP_CONFIG may name either kind of file."""
+    environ = {"RANKDUMP_CONFIG": str(write()), "RANKDUMP_AGENT": running.address}
+    with rankdump.Session.from_environment(environ) as session:
+        session.dump("Add", "a", "input", 0, np.ones(1))
+    assert [record.op_name for record in bodies(running, "record")] == ["a"]
+    write().write_text('{"dump": {}}')
+    assert not rankdump.Session.from_environment(environ).active
