@@ -94,6 +94,7 @@ class LifeCycle:
         self._begun = False
         self._dumps: list[_Dump] = []
         self._sessions = 0
+        self._models: list[str] = []
         self._last_s = 0
 
     @_numbered
@@ -161,13 +162,16 @@ class LifeCycle:
         if number:
             # A rank has one session of a job at a time, and orders are told apart by their jobs.
             identity = replace(identity, job_id=f"{identity.job_id}-{number + 1}")
-        return CallSession(
+        session = CallSession(
             self._timed(dump.plan),
             config_source=dump.source,
             identity=identity,
             agent=self._environ.get("RANKDUMP_AGENT") or DEFAULT_AGENT,
             environ=self._environ,
         )
+        # One model, one number, as long as the process lives: what is said of it stands in files.
+        session.models = self._models
+        return session
 
     def _timed(self, plan: DumpPlan) -> DumpPlan:
         """Return the plan with a folder of the time that no other session of this process has."""

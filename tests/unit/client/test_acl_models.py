@@ -196,7 +196,7 @@ def test_two_models_one_after_the_other(cycle, running, tmp_path):
         model(X)
         assert cycle.finalize_dump() == acl.OK
     records = bodies(running, "record")
-    assert {(r.model, r.iteration) for r in records} == {("a", 0), ("b", 1)}
+    assert {(r.model, r.graph, r.iteration) for r in records} == {("a", 0, 0), ("b", 1, 1)}
 
 
 def test_the_same_model_with_and_without(cycle, running, tmp_path):
