@@ -239,3 +239,25 @@ def test_a_model_of_no_framework_is_said(cycle, tmp_path, caplog):
     cycle.set_dump(write(tmp_path, **EVERY))
     rankdump.attach("no model")
     assert "cannot attach to builtins.str" in caplog.text
+
+
+@pytest.mark.parametrize("compiled", ["before", "after", "in place, before", "in place, after"])
+def test_compiled_models_count_as_any(cycle, running, tmp_path, compiled):
+    cycle.set_dump(write(tmp_path, **EVERY, dump_step="1|3"))
+    model = Net()
+    expected = model(X)
+    attached = called = model
+    if compiled == "before":
+        attached = called = torch.compile(model, backend="eager")
+    if compiled == "in place, before":
+        model.compile(backend="eager")
+    rankdump.attach(attached)
+    if compiled == "after":
+        called = torch.compile(model, backend="eager")
+    if compiled == "in place, after":
+        model.compile(backend="eager")
+    for _ in range(5):
+        assert torch.equal(called(X), expected)
+    assert cycle.finalize_dump() == acl.OK
+    assert calls_of(running) == [1, 3]
+    assert running.agent.frames[-1].session_end.iterations_seen == 5
