@@ -14,6 +14,7 @@ from rankdump.codec import codec_of
 from rankdump.contract.dtypes import ELEMENT_TYPES
 from rankdump.contract.errors import DamagedError
 from rankdump.reader import npy_file
+from rankdump.reader.bins import load_member
 from rankdump.reader.entry import Entry
 
 LIMIT_BYTES = 64 << 30
@@ -30,16 +31,27 @@ class Facts:
     shape: tuple[int, ...]
     bytes_in: int
     """Bytes of the elements as the framework held them."""
+    tensor_format: str = ""
+    """How the elements lie in that shape, where a bin file says it."""
+    original_shape: tuple[int, ...] = ()
+    """Shape in the format that the operator itself speaks, where a bin file says it."""
 
 
 def load(entry: Entry, *, limit_bytes: int = LIMIT_BYTES) -> npt.NDArray[Any]:
-    """Return a tensor as a read-only array; DamagedError when the file is not what it should be."""
+    """Return a tensor as a read-only array, of a bin file in the shape it had on the device.
+
+    DamagedError when the file is not what it should be, UnsupportedError for elements that are no
+    numbers, such as strings.
+    """
     record = entry.record
     limit = limit_bytes
     if record is not None and record.dtype in ELEMENT_TYPES:
         item_bytes = np.dtype(ELEMENT_TYPES[record.dtype].descr).itemsize
         limit = min(limit, math.prod(record.shape) * item_bytes + _HEADER_ROOM_BYTES)
-    tensor = load_file(entry.path, limit_bytes=limit)
+    if entry.member:
+        tensor = load_member(entry.path, entry.member, record)
+    else:
+        tensor = load_file(entry.path, limit_bytes=limit)
     if record is not None and tensor.shape != record.shape:
         raise DamagedError(f"{entry.path}: shape {tensor.shape}, its manifest says {record.shape}")
     return tensor
@@ -59,14 +71,18 @@ def load_file(path: Path, *, limit_bytes: int = LIMIT_BYTES) -> npt.NDArray[Any]
 
 def facts(entry: Entry) -> Facts:
     """Return what a listing says of a tensor; opens the file only when no manifest knows it."""
-    if entry.record is not None:
-        return Facts(entry.record.dtype, entry.record.shape, entry.record.bytes_in)
+    record, said = entry.record, entry.described
+    laid = (said.tensor_format, said.original_shape) if said is not None else ("", ())
+    if record is not None:
+        return Facts(record.dtype, record.shape, record.bytes_in, *laid)
+    if said is not None:
+        return Facts(said.dtype, said.shape, said.data_bytes, *laid)
     return facts_of(entry, load(entry))
 
 
 def facts_of(entry: Entry | None, tensor: npt.NDArray[Any]) -> Facts:
     """Return the same of a tensor that is loaded already, in a tree or not."""
-    if entry is not None and entry.record is not None:
+    if entry is not None and (entry.record is not None or entry.described is not None):
         return facts(entry)
     # Names of 2.4 and later say the type; a widened one is seen nowhere else.
     element = entry.key.element.lower() if entry is not None else ""
