@@ -14,6 +14,7 @@ from rankdump.cli.table import Column, numbers, table
 from rankdump.cli.text import counted, label, ratio, shape, size
 from rankdump.contract.errors import DamagedError
 from rankdump.contract.key import Side, TensorKey
+from rankdump.contract.layout.folders import FORMS
 from rankdump.reader import Entry, Facts, Named, Tree, facts, ranges
 
 MOST_GROUPS = 40
@@ -102,7 +103,19 @@ def shared(entries: Iterable[Entry], marks: Mapping[Content, str]) -> str:
 def place(key: TensorKey) -> str:
     """Return where a tensor stands, as the line over its group says it."""
     when = "constants" if key.constant else f"iteration {key.iteration}"
-    return f"rank {key.rank}, {when}, net {key.net_name}, graph {key.graph}"
+    net = f", net {key.net_name}, graph {key.graph}" if key.net_name else ""
+    return f"rank {key.rank}, {when}{net}"
+
+
+def no_tree(tree: Tree) -> str:
+    """Return one sentence for a folder that holds no tree."""
+    return f"{tree.root}: no rank folder here, nor another tree: expected {FORMS}"
+
+
+def table_noun(tree: Tree) -> str:
+    """Return what a table of the tree is called: its name where all have the same."""
+    of_operators = any(table.operator is not None for table in tree.tables)
+    return "table" if of_operators else "statistic.csv file"
 
 
 def nothing(held: Sequence[Named]) -> str:

@@ -1,6 +1,7 @@
 """Room 14: reads a finished or growing tree, offline. Needs no daemon, never writes."""
 
 from rankdump.reader.balance import damaged, findings, status, status_of
+from rankdump.reader.bins import described, load_member
 
 # The public name is the one that `h5py` and others of its kind have.
 from rankdump.reader.dump import Dump
@@ -39,12 +40,14 @@ __all__ = [
     "Table",
     "Tree",
     "damaged",
+    "described",
     "facts",
     "facts_of",
     "findings",
     "graph_files",
     "load",
     "load_file",
+    "load_member",
     "locate",
     "named",
     "open",

@@ -108,7 +108,8 @@ def _unfinished_sentences(tree: Tree) -> list[str]:
     for rank, iterations in by_rank.items():
         by_iterations.setdefault(ranges(iterations), []).append(rank)
     return [
-        f"rank {ranges(ranks)}: iteration {iterations} has tensors but no manifest: not complete"
+        f"{tree.unit} {ranges(ranks)}: iteration {iterations} has tensors but no manifest: "
+        "not complete"
         for iterations, ranks in by_iterations.items()
     ]
 
@@ -122,7 +123,7 @@ def _missing_ranks(tree: Tree) -> list[str]:
 def _empty_ranks(tree: Tree) -> list[str]:
     known = {entry.key.rank for entry in tree.entries} | {table.rank for table in tree.tables}
     empty = set(tree.ranks) - known - {manifest.status.rank for manifest in tree.manifests}
-    return [f"rank {ranges(empty)}: a folder without tensors"] if empty else []
+    return [f"{tree.unit} {ranges(empty)}: a folder without tensors"] if empty else []
 
 
 def _gaps(tree: Tree) -> list[str]:
@@ -138,7 +139,8 @@ def _gaps(tree: Tree) -> list[str]:
             have.setdefault(table.rank, set()).add(table.iteration)
     every = set[int]().union(*have.values())
     return [
-        f"rank {rank}: iteration {ranges(every - own)} is missing, other ranks have it"
+        f"{tree.unit} {rank}: iteration {ranges(every - own)} is missing, "
+        f"other {tree.unit}s have it"
         for rank, own in sorted(have.items())
         if own != every
     ]

@@ -116,8 +116,9 @@ class Dump:
         """Return a tensor as a read-only array; bfloat16 as float32.
 
         One of a bin file has the shape it had on the device. A key may have raw names. Its time
-        stamp picks one of several runs; when no file has it, the newest is taken. DamagedError when there is no such
-        tensor, or its file is damaged; UnsupportedError for elements that are no numbers.
+        stamp picks one of several runs; when no file has it, the newest is taken. DamagedError
+        when there is no such tensor, or its file is damaged; UnsupportedError for elements that
+        are no numbers.
         """
         return load(tensor if isinstance(tensor, Entry) else self._entry(tensor))
 
