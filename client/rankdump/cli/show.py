@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import click
 import numpy.typing as npt
@@ -84,7 +84,8 @@ def show(file: Path, only: str | None, as_json: bool) -> int:
 
 def _tensors(file: Path) -> Iterator[_Tensor]:
     entries = reader.locate(file)
-    if entries and not entries[0].member or not entries and file.name.endswith(_PLAIN):
+    whole = not entries[0].member if entries else file.name.endswith(_PLAIN)
+    if whole:
         yield _Tensor(file, entries[0] if entries else None)
         return
     said = {f"{side.value}.{slot}": facts for side, slot, facts in reader.described(file)}
@@ -169,10 +170,10 @@ def _facts(tensor: _Tensor, array: npt.NDArray[Any] | None) -> dict[str, object]
 def _pairs(facts: dict[str, object]) -> list[tuple[str, str]]:
     pairs: list[tuple[str, str]] = []
     for name, value in facts.items():
-        if value in ("", ()) and name != "shape" or name == "member":
+        if name == "member" or (value in ("", ()) and name != "shape"):
             continue
-        if isinstance(value, tuple):
-            text = shape(value)
+        if name in ("shape", "original_shape"):
+            text = shape(cast("tuple[int, ...]", value))
         elif isinstance(value, int) and "bytes" in name:
             text = f"{size(value)} ({value:,})"
         else:

@@ -14,7 +14,7 @@ from rankdump.contract.status import (
     SessionStatus,
     StatusView,
 )
-from rankdump.reader.entry import Tree
+from rankdump.reader.entry import Table, Tree
 from rankdump.reader.ranges import absent, ranges
 from rankdump.reader.walk import walk
 
@@ -81,7 +81,7 @@ def _unfinished(tree: Tree) -> list[IterationStatus]:
             stored[place] += 1
             size[place] += entry.stored_bytes
     for table in tree.tables:
-        if not table.constant and (table.rank, table.iteration) not in complete:
+        if _counts(table) and (table.rank, table.iteration) not in complete:
             stored[table.rank, table.iteration] += 0  # named, whether or not it has files
     jobs = {m.status.rank: m.status.job_id for m in tree.manifests}
     # A rank that never finished an iteration names no job; in a tree of one job it is that one.
@@ -135,7 +135,7 @@ def _gaps(tree: Tree) -> list[str]:
         if not entry.key.constant:
             have.setdefault(entry.key.rank, set()).add(entry.key.iteration)
     for table in tree.tables:
-        if not table.constant:
+        if _counts(table):
             have.setdefault(table.rank, set()).add(table.iteration)
     every = set[int]().union(*have.values())
     return [
@@ -144,6 +144,11 @@ def _gaps(tree: Tree) -> list[str]:
         for rank, own in sorted(have.items())
         if own != every
     ]
+
+
+def _counts(table: Table) -> bool:
+    """Return whether a table belongs to one iteration."""
+    return table.dated and not table.constant
 
 
 def _unbalanced(tree: Tree) -> list[str]:

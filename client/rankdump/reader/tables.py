@@ -140,13 +140,13 @@ def _figures(row: statistic_csv.Row, table: Table, known: Recorded) -> Figures:
     stamp, member = row.timestamp_us, f"{row.side.value}.{row.slot}"
     # Where every tensor has a time of its own, nothing else is said.
     said = known.get((table.rank, stamp, member)) or known.get((table.rank, stamp, ""))
-    dated = table.dated or said is None
+    iteration = table.iteration if table.dated or said is None else said[0].iteration
     return Figures(
         key=TensorKey(
             rank=table.rank,
             net_name=table.net_name,
             graph=table.graph,
-            iteration=table.iteration if dated else said[0].iteration,
+            iteration=iteration,
             timestamp_us=stamp,
             op_type=row.op_type,
             op_name=row.op_name,
