@@ -94,10 +94,10 @@ class CannTree:
         path = self._written(place, parts)
         sides = (("input", inputs), ("output", outputs))
         members = [(f"{side}.{slot}", slots[slot]) for side, slots in sides for slot in slots]
-        rest = path.stat().st_size - sum(array.nbytes for _, array in members)
-        for member, array in members:
-            self.remember(key, place.path, member, array, array.nbytes + rest)
-            rest = 0
+        size = path.stat().st_size
+        rest = [0 if self.packed else array.nbytes for _, array in members[1:]]
+        for (member, array), taken in zip(members, [size - sum(rest), *rest], strict=True):
+            self.remember(key, place.path, member, array, taken)
         return path
 
     def single(self, key: TensorKey, side: Side, slot: int, array: np.ndarray) -> Path:
