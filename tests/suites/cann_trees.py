@@ -25,13 +25,22 @@ Slots = Mapping[int, np.ndarray]
 
 
 def bin_parts(
-    op_name: str, stamp: int, inputs: Slots, outputs: Slots, *, word: str = "ND"
+    op_name: str,
+    stamp: int,
+    inputs: Slots,
+    outputs: Slots,
+    *,
+    word: str = "ND",
+    original: tuple[int, ...] = (),
 ) -> list[bytes]:
-    """Return header and payloads of an operator; slots that are not there are placeholders."""
+    """Return header and payloads of an operator; slots that are not there are placeholders.
+
+    `original` is the original shape of all, where it is not the device's.
+    """
     sides = (OpInput, inputs), (OpOutput, outputs)
     both = [
         tuple(
-            _part(kind, slots.get(slot), FORMAT_NUMBERS[word])
+            _part(kind, slots.get(slot), FORMAT_NUMBERS[word], original)
             for slot in range(max(slots, default=-1) + 1)
         )
         for kind, slots in sides
@@ -41,12 +50,14 @@ def bin_parts(
     return [head(header), *payloads]
 
 
-def _part(kind: type, array: np.ndarray | None, word: int) -> OpInput | OpOutput:
+def _part(
+    kind: type, array: np.ndarray | None, word: int, original: tuple[int, ...]
+) -> OpInput | OpOutput:
     if array is None:
         return kind()
-    shape = Shape(array.shape)
-    number = NUMBERS[array.dtype.name]
-    return kind(number, word, shape, original_shape=shape, size=array.nbytes)
+    number, shape = NUMBERS[array.dtype.name], Shape(array.shape)
+    before = Shape(original or array.shape)
+    return kind(number, word, shape, original_shape=before, size=array.nbytes)
 
 
 def write(path: Path, parts: list[bytes]) -> Path:
@@ -85,12 +96,20 @@ class CannTree:
         return TensorKey(*where, op_type, op_name, Side.INPUT, 0, task=7, stream=unknown)
 
     def operator(
-        self, iteration: int, op_name: str, inputs: Slots, outputs: Slots, *, word: str = "ND"
+        self,
+        iteration: int,
+        op_name: str,
+        inputs: Slots,
+        outputs: Slots,
+        *,
+        word: str = "ND",
+        original: tuple[int, ...] = (),
     ) -> Path:
         """Write an operator's file, and remember what a manifest says of it."""
         key, layout = self.key(iteration, op_name), LAYOUTS[self.layout]
         place = layout.operator_place(key, self.stand, ".zst" * self.packed)
-        parts = bin_parts(op_name, key.timestamp_us, inputs, outputs, word=word)
+        both, laid = (inputs, outputs), {"word": word, "original": original}
+        parts = bin_parts(op_name, key.timestamp_us, *both, **laid)
         path = self._written(place, parts)
         sides = (("input", inputs), ("output", outputs))
         members = [(f"{side}.{slot}", slots[slot]) for side, slots in sides for slot in slots]

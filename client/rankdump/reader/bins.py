@@ -36,7 +36,7 @@ def described(path: Path) -> Iterator[tuple[Side, int, Described]]:
             dims = part.shape.dim if part.shape else ()
             if part.size or part.data_type or dims:
                 original = part.original_shape.dim if part.original_shape else ()
-                facts = part.data_type, dims, part.format, original, part.size
+                facts = part.data_type, dims, part.format, original, part.size, part.sub_format
                 yield side, slot, _described(header.op_name, *facts)
 
 
@@ -49,9 +49,11 @@ def _described(
     word: int,
     original_shape: tuple[int, ...],
     size: int,
+    groups: int,
 ) -> Described:
-    dtype, name = element_of(data_type), format_word(word).name
-    return Described(op_name, dtype, shape, name, original_shape, size)
+    dtype, laid = element_of(data_type), format_word(word)
+    where = laid.name, original_shape, size, groups or laid.groups, laid.c0
+    return Described(op_name, dtype, shape, *where)
 
 
 def load_member(path: Path, member: str, record: ManifestRecord | None) -> npt.NDArray[Any]:

@@ -112,15 +112,24 @@ class Dump:
         """Return the tensor files by rank, iteration and time; of a repeated run, both runs'."""
         return list(self.where(**filters)._entries)
 
-    def load(self, tensor: TensorKey | Entry) -> npt.NDArray[Any]:
+    def load(
+        self,
+        tensor: TensorKey | Entry,
+        *,
+        format: str = "",  # noqa: A002 - the word for it in every file and tool
+    ) -> npt.NDArray[Any]:
         """Return a tensor as a read-only array; bfloat16 as float32.
 
-        One of a bin file has the shape it had on the device. A key may have raw names. Its time
-        stamp picks one of several runs; when no file has it, the newest is taken. DamagedError
-        when there is no such tensor, or its file is damaged; UnsupportedError for elements that
-        are no numbers.
+        One of a bin file has the shape it had on the device, or is converted to a format, `NCHW`
+        for example, and cropped to the header's original shape: to that as it stands, as CANN's
+        own tool does, so ask for the format that the operator speaks.
+
+        A key may have raw names. Its time stamp picks one of several runs; when no file has it,
+        the newest is taken. DamagedError when there is no such tensor, or its file is damaged;
+        UnsupportedError for elements that are no numbers, and for a format there is no way to.
         """
-        return load(tensor if isinstance(tensor, Entry) else self._entry(tensor))
+        entry = tensor if isinstance(tensor, Entry) else self._entry(tensor)
+        return load(entry, tensor_format=format)
 
     def statistics(self, **filters: Unpack[Filters]) -> list[Figures]:
         """Return the rows of the `statistic.csv` files, in their order.

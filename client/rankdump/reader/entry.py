@@ -25,6 +25,10 @@ class Described:
     original_shape: tuple[int, ...]
     """In the format that the operator itself speaks; empty where the header does not say it."""
     data_bytes: int
+    groups: int = 0
+    """Of a grouped convolution."""
+    c0: int = 0
+    """Elements of a block of the format, where its number says it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,8 +66,9 @@ def entries_of(
         except DamagedError as error:
             problems.append(str(error))
             continue
+        operator = file.operator
         for entry in members:
-            once = file.operator, entry.member
+            once = operator, entry.member
             if once not in seen:
                 seen.add(once)
                 entries.append(entry)
@@ -115,12 +116,10 @@ def _shares(file: File, tensors: list[Described]) -> list[int]:
 
 
 def _key(file: File, side: Side, slot: int, known: Manifested, said: Said | None) -> TensorKey:
-    key = key_in(file.folder, file.says, side, slot)
-    if not file.folder.device:
-        return key
+    folder, says = file.folder, file.says
+    if not folder.device:
+        return key_in(folder, says, side, slot)
     if said is None:
-        return replace(key, rank=known.rank_of(file.folder))
+        return key_in(folder, says, side, slot, rank=known.rank_of(folder))
     status = said[0]
-    dated = file.folder.iteration is not None or file.says.number is not None
-    iteration = key.iteration if dated else status.iteration
-    return replace(key, rank=status.rank, iteration=iteration)
+    return key_in(folder, says, side, slot, rank=status.rank, iteration=status.iteration)

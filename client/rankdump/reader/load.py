@@ -12,10 +12,11 @@ import numpy.typing as npt
 
 from rankdump.codec import codec_of
 from rankdump.contract.dtypes import ELEMENT_TYPES
-from rankdump.contract.errors import DamagedError
+from rankdump.contract.errors import DamagedError, UnsupportedError
+from rankdump.contract.formats import Origin, convert
 from rankdump.reader import npy_file
-from rankdump.reader.bins import load_member
-from rankdump.reader.entry import Entry
+from rankdump.reader.bins import described, load_member
+from rankdump.reader.entry import Described, Entry
 
 LIMIT_BYTES = 64 << 30
 """Most a file may unpack to when no manifest says how large it is."""
@@ -37,11 +38,14 @@ class Facts:
     """Shape in the format that the operator itself speaks, where a bin file says it."""
 
 
-def load(entry: Entry, *, limit_bytes: int = LIMIT_BYTES) -> npt.NDArray[Any]:
+def load(
+    entry: Entry, *, tensor_format: str = "", limit_bytes: int = LIMIT_BYTES
+) -> npt.NDArray[Any]:
     """Return a tensor as a read-only array, of a bin file in the shape it had on the device.
 
+    With a format it is converted to that, its padding cropped where the original shape is known.
     DamagedError when the file is not what it should be, UnsupportedError for elements that are no
-    numbers, such as strings.
+    numbers, such as strings, and for a format that there is no way to.
     """
     record = entry.record
     limit = limit_bytes
@@ -54,7 +58,28 @@ def load(entry: Entry, *, limit_bytes: int = LIMIT_BYTES) -> npt.NDArray[Any]:
         tensor = load_file(entry.path, limit_bytes=limit)
     if record is not None and tensor.shape != record.shape:
         raise DamagedError(f"{entry.path}: shape {tensor.shape}, its manifest says {record.shape}")
-    return tensor
+    return _converted(entry, tensor, tensor_format) if tensor_format else tensor
+
+
+def _converted(entry: Entry, tensor: npt.NDArray[Any], wanted: str) -> npt.NDArray[Any]:
+    source, origin = entry.key.tensor_format, Origin()
+    said = described_of(entry)
+    if said is not None:
+        source, origin = said.tensor_format, Origin(said.original_shape, said.groups, said.c0)
+    try:
+        array = convert(tensor, source, wanted, origin).array
+    except (DamagedError, UnsupportedError) as error:
+        raise type(error)(f"{entry.path}: {error}") from None
+    array.flags.writeable = False
+    return array
+
+
+def described_of(entry: Entry) -> Described | None:
+    """Return what the header of a bin file says of a member; None for any other tensor."""
+    if entry.described is not None or not entry.member:
+        return entry.described
+    every = ((f"{side.value}.{slot}", said) for side, slot, said in described(entry.path))
+    return next((said for member, said in every if member == entry.member), None)
 
 
 def load_file(path: Path, *, limit_bytes: int = LIMIT_BYTES) -> npt.NDArray[Any]:

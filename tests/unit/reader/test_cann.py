@@ -405,6 +405,27 @@ def test_load_by_key(tmp_path):
     np.testing.assert_array_equal(dump.load(kernel), -ONES)
 
 
+@pytest.mark.parametrize("complete", [False, True])
+def test_formats_of_the_device(tmp_path, complete):
+    """As it lay there, or as people write it, padding cropped; manifests do not hide the header."""
+    image = np.arange(2 * 3 * 4 * 5, dtype=np.float32).reshape(2, 3, 4, 5)
+    padded = np.zeros((2, 16, 4, 5), np.float32)
+    padded[:, :3] = image
+    blocks = np.ascontiguousarray(padded.reshape(2, 1, 16, 4, 5).transpose(0, 1, 3, 4, 2))
+    tree = CannTree(tmp_path)
+    path = tree.operator(0, NAME, {0: blocks}, {}, word="NC1HWC0", original=image.shape)
+    if complete:
+        tree.complete(0)
+    dump = reader.open(tmp_path)
+    (entry,) = dump.tensors()
+    np.testing.assert_array_equal(dump.load(entry), blocks)
+    found = dump.load(entry, format="NCHW")
+    np.testing.assert_array_equal(found, image)
+    assert not found.flags.writeable
+    with pytest.raises(UnsupportedError, match=rf"{path.name}: NC1HWC0 is not converted to ND"):
+        dump.load(entry, format="ND")
+
+
 def test_what_is_opened_below_the_root(tmp_path):
     """The message names all trees, and the folder that was probably meant."""
     tree = CannTree(tmp_path / "dump")
