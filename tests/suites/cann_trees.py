@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import xxhash
@@ -22,6 +23,7 @@ from rankdump.dumpdata import head
 
 STARTED = "20261121175901"
 Slots = Mapping[int, np.ndarray]
+Part = TypeVar("Part", OpInput, OpOutput)
 
 
 def bin_parts(
@@ -37,22 +39,22 @@ def bin_parts(
 
     `original` is the original shape of all, where it is not the device's.
     """
-    sides = (OpInput, inputs), (OpOutput, outputs)
-    both = [
-        tuple(
-            _part(kind, slots.get(slot), FORMAT_NUMBERS[word], original)
-            for slot in range(max(slots, default=-1) + 1)
-        )
-        for kind, slots in sides
-    ]
-    header = DumpData(dump_time=stamp, op_name=op_name, input=both[0], output=both[1])
-    payloads = [slots[slot].tobytes() for _, slots in sides for slot in sorted(slots)]
+    facts = (FORMAT_NUMBERS[word], original)
+    header = DumpData(
+        dump_time=stamp,
+        op_name=op_name,
+        input=tuple(_part(OpInput, array, *facts) for array in _with_gaps(inputs)),
+        output=tuple(_part(OpOutput, array, *facts) for array in _with_gaps(outputs)),
+    )
+    payloads = [slots[slot].tobytes() for slots in (inputs, outputs) for slot in sorted(slots)]
     return [head(header), *payloads]
 
 
-def _part(
-    kind: type, array: np.ndarray | None, word: int, original: tuple[int, ...]
-) -> OpInput | OpOutput:
+def _with_gaps(slots: Slots) -> list[np.ndarray | None]:
+    return [slots.get(slot) for slot in range(max(slots, default=-1) + 1)]
+
+
+def _part(kind: type[Part], array: np.ndarray | None, word: int, original: tuple[int, ...]) -> Part:
     if array is None:
         return kind()
     number, shape = NUMBERS[array.dtype.name], Shape(array.shape)
@@ -108,8 +110,8 @@ class CannTree:
         """Write an operator's file, and remember what a manifest says of it."""
         key, layout = self.key(iteration, op_name), LAYOUTS[self.layout]
         place = layout.operator_place(key, self.stand, ".zst" * self.packed)
-        both, laid = (inputs, outputs), {"word": word, "original": original}
-        parts = bin_parts(op_name, key.timestamp_us, *both, **laid)
+        both = inputs, outputs
+        parts = bin_parts(op_name, key.timestamp_us, *both, word=word, original=original)
         path = self._written(place, parts)
         sides = (("input", inputs), ("output", outputs))
         members = [(f"{side}.{slot}", slots[slot]) for side, slots in sides for slot in slots]

@@ -149,8 +149,9 @@ def _overview_row(group: list[Entry], complete: set[tuple[int, int]]) -> list[st
     iterations = {entry.key.iteration for entry in group if not entry.key.constant}
     unfinished = [i for i in iterations if (rank, i) not in complete]
     inputs = sum(entry.key.side is Side.INPUT for entry in group)
-    known = all(entry.record for entry in group)
-    bytes_in = sum(entry.record.bytes_in for entry in group if entry.record)
+    sizes = [entry.bytes_in for entry in group]
+    known = None not in sizes
+    bytes_in = sum(each or 0 for each in sizes)
     stored = sum(entry.taken_bytes for entry in group)
     return [
         str(rank),

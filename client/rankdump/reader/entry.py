@@ -81,6 +81,13 @@ class Entry:
         return raw or self.key.op_name
 
     @property
+    def bytes_in(self) -> int | None:
+        """Bytes of the elements as the framework held them; None where only the file knows."""
+        if self.record is not None:
+            return self.record.bytes_in
+        return self.described.data_bytes if self.described is not None else None
+
+    @property
     def taken_bytes(self) -> int:
         """Room the file takes; by the manifests, a link to identical bytes takes none."""
         return self.record.bytes_stored if self.record else self.stored_bytes

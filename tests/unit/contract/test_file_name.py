@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import pytest
 
-from rankdump.contract.key import Side
-from rankdump.contract.layout.file_name import FileKind, parsed, parsed_exception
+from rankdump.contract.key import Side, TensorKey
+from rankdump.contract.layout import reading
+from rankdump.contract.layout.file_name import FileKind, FileName, parsed, parsed_exception
 from rankdump.contract.layout.folders import Names, folder_at
-from rankdump.contract.layout.reading import file_in, key_of
 
 NOW = 1795221576504376
 BIN, NPY, TABLE = FileKind.OPERATOR, FileKind.TENSOR, FileKind.TABLE
+
+
+def name_of(name: str) -> FileName:
+    found = parsed(name)
+    assert found is not None
+    return found
+
+
+def key_of(path: str) -> TensorKey:
+    key = reading.key_of(path)
+    assert key is not None
+    return key
 
 
 @pytest.mark.parametrize(
@@ -32,18 +44,17 @@ BIN, NPY, TABLE = FileKind.OPERATOR, FileKind.TENSOR, FileKind.TABLE
 )
 def test_files_of_operators(name, kind, names, ids):
     """Old and new releases, parts of tasks, aclnn's other order, a watcher's pair."""
-    found = parsed(name)
-    assert found is not None
+    found = name_of(name)
     assert (found.kind, found.op_type, found.op_name) == (kind, *names)
     assert (found.task, found.stream, found.timestamp_us) == ids
 
 
 def test_parts_and_captured_streams():
     """What only some names say."""
-    assert parsed(f"Add.a.2.7.{NOW}.4.1.2.3").part == (4, 1, 2, 3)
-    captured = parsed(f"Add.a.11.2.7.{NOW}")
+    assert name_of(f"Add.a.2.7.{NOW}.4.1.2.3").part == (4, 1, 2, 3)
+    captured = name_of(f"Add.a.11.2.7.{NOW}")
     assert (captured.number, captured.task, captured.stream) == (11, 2, 7)
-    both = parsed(f"Add.a.11.2.7.{NOW}.4.1.2.0")
+    both = name_of(f"Add.a.11.2.7.{NOW}.4.1.2.0")
     assert (both.number, both.timestamp_us, both.part) == (11, NOW, (4, 1, 2, 0))
 
 
@@ -58,17 +69,17 @@ def test_parts_and_captured_streams():
 )
 def test_npy_files(tail, tensor_format, element):
     """MindSpore's, MSTT's with the element type, msaccucmp's without a format."""
-    found = parsed(f"Add.a.2.7.{NOW}.{tail}")
+    found = name_of(f"Add.a.2.7.{NOW}.{tail}")
     assert (found.kind, found.side, found.slot) == (NPY, Side.INPUT, 1)
     assert (found.tensor_format, found.element) == (tensor_format, element)
 
 
 def test_members_and_overflows():
     """A file of one tensor is a bin file; the state of the cores is no tensor."""
-    member = parsed(f"Add.a.2.7.{NOW}.output.3.zst")
+    member = name_of(f"Add.a.2.7.{NOW}.output.3.zst")
     assert (member.kind, member.side, member.slot) == (FileKind.MEMBER, Side.OUTPUT, 3)
     for tail in ("", ".zst", ".4.65535.65535.0"):
-        assert parsed(f"Opdebug.Node_OpDebug.1.5.{NOW}{tail}").kind is FileKind.OVERFLOW
+        assert name_of(f"Opdebug.Node_OpDebug.1.5.{NOW}{tail}").kind is FileKind.OVERFLOW
 
 
 @pytest.mark.parametrize(
@@ -89,6 +100,7 @@ def test_members_and_overflows():
 def test_exceptions(name, op_type, ids):
     """Task and stream stand the other way round in some of their names."""
     found = parsed_exception(name)
+    assert found is not None
     assert (found.op_type, found.task, found.stream, found.timestamp_us) == (op_type, *ids)
     assert found.kind is BIN
 
@@ -181,9 +193,8 @@ def test_no_folders(path):
 
 def test_a_captured_stream_needs_its_number():
     """A number alone may be any folder: files without one are not taken for a dump."""
-    folder = folder_at("5")
-    assert file_in(folder, f"Add.a.2.7.{NOW}") is None
-    assert file_in(folder, f"Add.a.11.2.7.{NOW}").number == 11
+    assert reading.key_of(f"5/Add.a.2.7.{NOW}.output.0") is None
+    assert key_of(f"5/Add.a.11.2.7.{NOW}.output.0").iteration == 11
     key = key_of(f"5/Add.a.11.2.7.{NOW}.output.0.ND.npy")
     assert (key.rank, key.iteration) == (5, 11)
     assert key_of(f"20261121175901/5/Add.a.11.2.7.{NOW}.output.0").iteration == 11
