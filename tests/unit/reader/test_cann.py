@@ -16,6 +16,7 @@ from rankdump.contract import npy
 from rankdump.contract.dumpdata import DumpData, OpInput, OpOutput, Shape
 from rankdump.contract.errors import DamagedError, UnsupportedError
 from rankdump.contract.key import Side, TensorKey
+from rankdump.contract.layout.layouts import LAYOUTS as KNOWN
 from rankdump.contract.manifest import Manifest
 from rankdump.dumpdata import head
 from rankdump.reader import Query, Survey, damaged, findings, load, locate, status, walk
@@ -24,6 +25,7 @@ NAME = "Default/network-Net/fc.1/Add-op0"
 FLAT = "Default_network-Net_fc_1_Add-op0"
 ONES = np.ones((2, 3), np.float32)
 HALF = np.arange(4, dtype=np.float16)
+CANN_OP = KNOWN["cann-op"]
 LAYOUTS = ["mindspore-async", "cann", "cann-step", "cann-op", "cann-op-step"]
 
 
@@ -391,6 +393,22 @@ def test_npy_files_in_a_device_folder(tmp_path):
     assert (first.key.tensor_format, first.member) == ("ND", "")
     assert reader.facts(second).dtype == "bfloat16"
     np.testing.assert_array_equal(load(first), ONES)
+
+
+def test_records_of_npy_files_may_have_a_member(tmp_path):
+    """They share the time stamp of their operator, and each has a file of its own."""
+    tree = CannTree(tmp_path, "cann-op", device=1, rank=4)
+    key = replace(tree.key(3, NAME), slot=2, tensor_format="ND")
+    place = CANN_OP.place_of(key, tree.stand, "")
+    data = npy.header("<f4", ONES.shape) + ONES.tobytes()
+    write(tmp_path / place.path, [data])
+    tree.remember(key, place.path, "input.2", ONES, len(data))
+    tree.complete(3, world_size=0)
+    (entry,) = walk(tmp_path).entries
+    assert (entry.key.rank, entry.key.iteration, entry.key.slot) == (4, 3, 2)
+    assert (entry.op_name, entry.member) == (NAME, "")
+    assert findings(walk(tmp_path)) == ()
+    np.testing.assert_array_equal(load(entry), ONES)
 
 
 def test_load_by_key(tmp_path):
