@@ -136,12 +136,9 @@ def _enter(found: _Found, folder: Folder, where: str) -> None:
 
 
 def _note(found: _Found, folder: Folder, path: str) -> None:
-    captured = folder.names is Names.CAPTURED  # only a device when something is in it
-    if (
-        folder.base == path
-        and (not folder.device or not captured)
-        and (folder.device or RANK_FOLDER.fullmatch(path))
-    ):
+    """Remember the folder of a rank or a device; a number alone is one when a file says so."""
+    device = folder.device and folder.base == path and folder.names is not Names.CAPTURED
+    if device or RANK_FOLDER.fullmatch(path):
         found.folders[path] = folder
 
 

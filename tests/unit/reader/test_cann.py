@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+import tempfile
 import tracemalloc
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from suites.cann_trees import STARTED, CannTree, bin_parts, write
 from suites.tree_builder import TreeBuilder
 
@@ -478,3 +483,40 @@ def test_manifests_from_before_members(tmp_path):
     old = manifest.to_json().replace(b', "member": ""', b"")
     assert Manifest.from_json(old).records[0].member == ""
     assert walk(tmp_path).entries[0].record is not None
+
+
+WORDS = ("Add", "a_b", "aclnnAdd", "Opdebug", "1", "2", "65535", "1795221576504376", "input")
+ENDS = ("output", "0", "ND", "npy", "csv", "zst", "custom", "4", "exception_info", "\udcff", "x,y")
+FOLDERS = (
+    *("rank_0/Net/0/1", "rank_0/Net/0/constants", f"{STARTED}/0", f"{STARTED}/0/Net/1/2"),
+    *("5", f"5/{STARTED}/1/3", "extra-info/data-dump/0"),
+)
+
+
+def write_plain(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+
+
+file_names = st.lists(st.sampled_from(WORDS + ENDS), min_size=1, max_size=9).map(".".join)
+contents = st.binary(max_size=60) | st.sampled_from(
+    [b"".join(bin_parts("net/Add", 1, {0: ONES}, {0: HALF})), b"123,Add.a.1.2.3\n,\n123\n"]
+)
+
+
+@given(st.lists(st.tuples(st.sampled_from(FOLDERS), file_names, contents), max_size=6))
+def test_whatever_lies_about(items):
+    """Names and bytes of anybody: problems at most, and nothing outside the root."""
+    with tempfile.TemporaryDirectory() as root:
+        for folder, name, data in items:
+            write_plain(Path(root, folder, name), data)
+            write_plain(Path(root, folder, "mapping.csv"), b"1,Add.../../x.1.2.3\n2," + data)
+        found = walk(Path(root))
+        for entry in found.entries:
+            assert entry.path.resolve().is_relative_to(Path(root).resolve())
+            with contextlib.suppress(DamagedError, UnsupportedError):
+                load(entry)
+            with contextlib.suppress(DamagedError):
+                assert entry.key in {each.key for each in locate(entry.path)}
+        list(Survey(found, Query()))
+        findings(found)

@@ -78,10 +78,11 @@ def key_in(
 
 
 def _in_rank(name: str) -> FileName | None:
-    file, other = mindspore_sync.file_of(name), parsed(name)
+    file = mindspore_sync.file_of(name)
     if file is None:
         # MindSpore never left the stream out of a tensor's name.
+        other = parsed(name)
         return None if other is not None and other.kind is FileKind.TENSOR else other
     # Names of asynchronous dumps are CANN's; those of parameters have dots in synchronous ones.
     is_cann = file.tensor_format != _SYNCHRONOUS_FORMAT and "." not in file.op_name
-    return other if is_cann and file.op_type.startswith(ACLNN) else file
+    return parsed(name) if is_cann and file.op_type.startswith(ACLNN) else file
