@@ -112,14 +112,15 @@ def test_several_frames(contents: list[bytes]):
         (b"\x5a\x2a\x4d\x18\x00\x00\x00\x00", "no zstd frame in 8 bytes"),
         (several(b"a", b"b") + b"x", "cannot be read"),
         (several(b"a", b"b") + bytes(100), "cannot be read"),
-        (several(b"a", b"b")[:-1], "frame is cut"),
+        (several(b"a", b"b")[:-1], "cannot be read: it is cut"),
         (several(b"a") + b"\x5a\x2a\x4d\x18\xff\xff\xff\xff", "to be skipped ends behind"),
         (several(b"a") + b"\x5a\x2a\x4d\x18\xff", "to be skipped is cut"),
         (several(b"a") + b"\x28\xb5\x2f\xfd\x20\x01", "a block is missing"),
         (several(b"a") + b"\x28\xb5\x2f\xfd\x20\x01\x07\x00\x00", "block of kind 3"),
         (several(b"a") + b"\x28\xb5\x2f\xfd\x00\x58\x01\x00\x00", "does not declare its size"),
         (several(b"a" * LIMIT_BYTES, b"b"), f"after {LIMIT_BYTES} bytes zstd frame declares 1"),
-        (several(*[b""] * (1 << 16), b"a"), "more than 65536 zstd frames"),
+        (several(*[b""] * (1 << 16), b"a", b"b"), "more than 65536 zstd frames"),
+        (b"\x5a\x2a\x4d\x18\x00\x00\x00\x00" * ((1 << 16) + 2), "more than 65536 zstd frames"),
     ],
 )
 def test_frames_that_are_none(data: bytes, message: str):

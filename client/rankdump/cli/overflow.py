@@ -12,6 +12,7 @@ import click
 from rankdump.cli.screen import say, show_table, table_width
 from rankdump.cli.table import Column, numbers, table
 from rankdump.cli.text import counted
+from rankdump.contract.opdebug import Section
 from rankdump.overflow import Hit, Record, Search, search
 
 _COLUMNS = (
@@ -19,7 +20,6 @@ _COLUMNS = (
     Column("unit"),
     *numbers("task", "stream", "status"),
     Column("operator", flexible=True),
-    Column("meaning", flexible=True),
 )
 _NONE = "-"
 
@@ -73,10 +73,10 @@ def _show(found: Search, path: Path) -> None:
         say([*([""] if at else []), str(folder)])
         rows = [row for record in records for row in _rows(record)]
         show_table(table(_COLUMNS, rows, width=table_width()))
-    hit = sum(bool(record.hits) for record in found.records)
-    total = counted(len(found.records), "overflow record")
     if found.records:
-        say(["", f"{path}: {total}, {hit} with an overflow"])
+        hit = sum(bool(record.hits) for record in found.records)
+        total = counted(len(found.records), "overflow record")
+        say(["", *_meanings(found), f"{path}: {total}, {hit} with an overflow"])
     elif not found.problems:
         say([f"{path}: no Opdebug file here"])
     say(found.problems)
@@ -85,14 +85,23 @@ def _show(found: Search, path: Path) -> None:
 def _rows(record: Record) -> Iterator[list[str]]:
     stamp = _NONE if record.timestamp_us is None else str(record.timestamp_us)
     if not record.hits:
-        units = ", ".join(section.unit for section in record.content.sections)
-        unit = units if len(record.content.sections) == 1 else "all"
-        yield [stamp, unit, _NONE, _NONE, "0x0", _NONE, "no overflow"]
+        units = [section.unit for section in record.content.sections]
+        yield [stamp, units[0] if len(units) == 1 else "all", _NONE, _NONE, "0x0", "no overflow"]
     for hit in record.hits:
-        section = hit.section
-        status = next(hex(word) for word in section.status if word)
-        ids = (str(section.field(name)) for name in ("task_id", "stream_id"))
-        yield [stamp, section.unit, *ids, status, _operators(hit), ", ".join(section.meaning)]
+        ids = (str(hit.section.field(name)) for name in ("task_id", "stream_id"))
+        yield [stamp, hit.section.unit, *ids, _status(hit.section), _operators(hit)]
+
+
+def _status(section: Section) -> str:
+    """Return the status; of several words up to the last that says something."""
+    last = max(at for at, word in enumerate(section.status) if word)
+    return ",".join(hex(word) for word in section.status[: last + 1])
+
+
+def _meanings(found: Search) -> list[str]:
+    """Say of each status once what its bits are."""
+    sections = [hit.section for record in found.records for hit in record.hits]
+    return list(dict.fromkeys(f"{_status(s)}: {', '.join(s.meaning)}" for s in sections))
 
 
 def _operators(hit: Hit) -> str:

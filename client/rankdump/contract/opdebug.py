@@ -45,9 +45,9 @@ _BITS = {
     0x8: "smallest integer negated",
     0x10: "integer overflow",
     0x20: "float overflow",
-    0x80: "negative float to unsigned",
-    0x100: "32 bits to float16",
-    0x400: "cube accumulation",
+    0x80: "negative float to unsigned integer",
+    0x100: "float32 or int32 to float16",
+    0x400: "accumulation in the cube unit",
 }
 
 
@@ -78,7 +78,7 @@ class Section:
         if unknown:
             words.append(f"bits {unknown:#x}")
         # The bits of the further words are described nowhere.
-        words += [f"word {n} {word:#x}" for n, word in enumerate(more, 1) if word]
+        words += [f"word {n}: {word:#x}" for n, word in enumerate(more, 1) if word]
         return tuple(words)
 
     def field(self, name: str) -> int | None:

@@ -17,7 +17,7 @@ from suites.bin_files import GOLDEN, file_of, headers, operator, packed_file_of
 
 import rankdump.dumpdata.source as source_module
 from rankdump.codec import ZstdCodec
-from rankdump.contract.dumpdata import DumpData, OpBuffer, OpInput, OpOutput, Workspace
+from rankdump.contract.dumpdata import DumpData, OpBuffer, OpInput, OpOutput, Shape, Workspace
 from rankdump.contract.errors import DamagedError, EmptyFileError
 from rankdump.dumpdata import BinFile, open_bin, open_header, parse
 from rankdump.dumpdata.source import OnDisk, Packed
@@ -73,6 +73,16 @@ def test_every_way_of_storing_gives_the_same(
         found = open_bin(path)
         assert found.header == due.header == open_header(path)
         assert contents(found) == contents(due)
+
+
+@pytest.mark.parametrize("kind", [OpInput, OpOutput])
+def test_placeholders(kind: type[OpInput] | type[OpOutput]):
+    """A slot that was not dumped says nothing; any type, size or extent makes it a tensor."""
+    assert kind().placeholder
+    assert kind(shape=Shape(), format=2).placeholder
+    assert not kind(data_type=1).placeholder
+    assert not kind(size=1).placeholder
+    assert not kind(shape=Shape((0,))).placeholder
 
 
 def test_trailing_bytes_are_passed_over(tmp_path: Path):
