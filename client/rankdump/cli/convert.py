@@ -21,7 +21,6 @@ from rankdump.cli.text import counted, size
 from rankdump.contract.errors import DamagedError
 from rankdump.contract.formats import TARGETS
 from rankdump.convert import Failure, Outcome, Request, Summary
-from rankdump.convert.out import list_failed
 
 _SHAPE = re.compile(r"[1-9][0-9]{0,17}(,[1-9][0-9]{0,17})*")
 _PATIENCE_S = 1.0
@@ -89,17 +88,19 @@ def convert(
     side, index = _chosen(input_tensor, output_tensor)
     _check(source, target, shape, side)
     found = room.find(source, out, recursive=recursive)
-    if not found.jobs:
+    if not found.jobs and not found.problems:
         raise DamagedError(f"{source}: there is no bin file here")
+    with _written(out):
+        room.make_folder(out, out)
     request = Request(target or "", kind, shape, side, index)
     with _progress(len(found.jobs)) as done:
         summary = room.convert(found, out, request, jobs=jobs or _cores(), done=done)
-    if source.is_dir():
-        list_failed(out, summary.failed)
     if as_json:
         click.echo(json.dumps(_as_json(out, summary), indent=1))
     else:
         _show(out, summary)
+    with _written(out):
+        room.record(out, summary, listing=source.is_dir())
     return 1 if summary.failed else 0
 
 
@@ -123,6 +124,15 @@ def _check(source: Path, target: str | None, shape: tuple[int, ...], side: str) 
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0))
+
+
+@contextmanager
+def _written(out: Path) -> Generator[None, None, None]:
+    try:
+        yield
+    except OSError as error:
+        where = error.filename or out
+        raise click.ClickException(f"{where}: cannot be written: {error.strerror}") from None
 
 
 @contextmanager

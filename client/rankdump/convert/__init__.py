@@ -4,8 +4,19 @@ Names, cropping and what is left out are msaccucmp's (ascend-formats.md 3.1 to 3
 damaged is reported and the rest converted; every output appears under its name at one blow.
 """
 
+from rankdump.convert.out import make_folder, record
 from rankdump.convert.request import Failure, Outcome, Request, Summary
 from rankdump.convert.run import convert
 from rankdump.convert.sources import Found, find
 
-__all__ = ["Failure", "Found", "Outcome", "Request", "Summary", "convert", "find"]
+__all__ = [
+    "Failure",
+    "Found",
+    "Outcome",
+    "Request",
+    "Summary",
+    "convert",
+    "find",
+    "make_folder",
+    "record",
+]

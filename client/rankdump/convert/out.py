@@ -7,12 +7,12 @@ import csv
 import io
 import os
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from rankdump.contract.errors import DamagedError
 from rankdump.contract.layout.place import MAPPING_FILE
-from rankdump.convert.request import Mapped
+from rankdump.convert.request import Mapped, Summary
 
 FAILED_FILE = "convert_failed_file_list.txt"
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -40,21 +40,29 @@ def write(folder: Path, name: str, parts: Sequence[bytes | memoryview]) -> int:
     return sum(map(len, parts))
 
 
-def add_mapped(mapped: Iterable[Mapped]) -> None:
-    """Add the names that were too long to the `mapping.csv` of their folders, each once."""
-    by_folder: dict[Path, list[Mapped]] = {}
-    for each in mapped:
-        by_folder.setdefault(each.folder, []).append(each)
-    for folder, found in by_folder.items():
+def record(root: Path, summary: Summary, *, listing: bool) -> None:
+    """Leave beside the outputs which names were too long, and if wanted what was not converted."""
+    _add_mapped(summary)
+    if listing:
+        _list_failed(root, summary.failed)
+
+
+def _add_mapped(summary: Summary) -> None:
+    """Add names to the `mapping.csv` of their folders, each once however often it is converted."""
+    rows: dict[Path, dict[bytes, None]] = {}
+    for outcome in summary.outcomes:
+        for mapped in outcome.mapped:
+            rows.setdefault(mapped.folder, {})[_row(mapped)] = None
+    for folder, found in rows.items():
         path = folder / MAPPING_FILE
         before = path.read_bytes() if path.is_file() else b""
-        rows = dict.fromkeys(before.splitlines(keepends=True))
-        rows |= dict.fromkeys(_row(each) for each in found)
-        write(folder, MAPPING_FILE, tuple(rows))
+        new = tuple(row for row in found if row not in before)
+        if new:
+            write(folder, MAPPING_FILE, (before, *new))
 
 
-def list_failed(root: Path, failed: Sequence[Path]) -> None:
-    """Leave the list of files that were not converted; without one, an old list goes."""
+def _list_failed(root: Path, failed: Sequence[Path]) -> None:
+    """Write the list of files that were not converted; without one, an old list goes."""
     if failed:
         lines = tuple(os.fsencode(path.absolute()) + b"\n" for path in failed)
         write(root, FAILED_FILE, lines)

@@ -40,7 +40,6 @@ def convert(
     for outcome in results:
         done(outcome)
         outcomes.append(outcome)
-    out.add_mapped(each for outcome in outcomes for each in outcome.mapped)
     return Summary(tuple(outcomes))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,12 +15,15 @@ _OTHERS = frozenset(
     (".npy", ".csv", ".json", ".jsonl", ".txt", ".log", ".md", ".ir", ".pb", ".parquet", ".core")
 )
 """Endings of what stands beside bin files; whatever else is there may be one."""
-_OUTPUT = re.compile(r"\.(?:input|output|l1buffer|space)\.\d+(?:\..*)?\.bin")
+_OUTPUT = re.compile(
+    r"(?:.*\.(?:input|output|l1buffer|space)\.\d+(?:\..*)?|[0-9a-f]{32})\.bin", re.S
+)
+"""Names of elements alone, as this room writes them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The files to convert, and those that cannot be because of their names."""
+    """The files to convert, and what cannot be: a name that is taken, a folder."""
 
     jobs: tuple[Job, ...]
     problems: tuple[Failure, ...] = ()
@@ -35,7 +38,11 @@ def find(source: Path, out: Path, *, recursive: bool = False) -> Found:
         return Found((_job(source, out),))
     jobs: dict[Path, Job] = {}
     problems: list[Failure] = []
-    for path in sorted(_files(source, out.resolve(), recursive=recursive)):
+
+    def unreadable(error: OSError) -> None:
+        problems.append(Failure(Path(error.filename), f"cannot be listed: {error.strerror}"))
+
+    for path in sorted(_files(source, out.resolve(), unreadable, recursive=recursive)):
         folder = out / path.parent.relative_to(source)
         job = _job(path, folder)
         place = folder / plain_name(path.name)
@@ -47,8 +54,10 @@ def find(source: Path, out: Path, *, recursive: bool = False) -> Found:
     return Found(tuple(jobs.values()), tuple(problems))
 
 
-def _files(source: Path, out: Path, *, recursive: bool) -> Iterator[Path]:
-    for folder, below, files in os.walk(source):
+def _files(
+    source: Path, out: Path, unreadable: Callable[[OSError], None], *, recursive: bool
+) -> Iterator[Path]:
+    for folder, below, files in os.walk(source, onerror=unreadable):
         here = Path(folder)
         below[:] = [
             name
@@ -62,7 +71,7 @@ def _may_be_bin(path: Path) -> bool:
     name = plain_name(path.name)
     hidden = name.startswith(".")
     ending = name[name.rfind(".") :] if "." in name else ""
-    return not hidden and ending not in _OTHERS and not _OUTPUT.search(name) and path.is_file()
+    return not hidden and ending not in _OTHERS and not _OUTPUT.fullmatch(name) and path.is_file()
 
 
 def _job(path: Path, folder: Path) -> Job:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -42,7 +42,7 @@ def wanted(file_name: str, payload: Payload, request: Request) -> bool:
         return payload.kind == "output"
     if request.side and (payload.kind, payload.index) != (request.side, request.index):
         return False
-    return bool(part.data_type or part.shape or part.size)
+    return not part.placeholder
 
 
 def made(file_name: str, payload: Payload, data: memoryview, request: Request) -> Made:
@@ -88,6 +88,6 @@ def _warning(found: Converted, part: OpInput | OpOutput, request: Request) -> st
 
 
 def _parts(tensor: Array, kind: str) -> tuple[bytes | memoryview, ...]:
-    flat: Array = np.ascontiguousarray(tensor).reshape(-1)
-    elements = flat.view(np.uint8).data
-    return (npy.header(flat.dtype.str, tensor.shape), elements) if kind == "npy" else (elements,)
+    flat = cast("Array", np.ascontiguousarray(tensor).reshape(-1))
+    elements, descr = flat.view(np.uint8).data, cast("str", tensor.dtype.str)
+    return (npy.header(descr, tensor.shape), elements) if kind == "npy" else (elements,)

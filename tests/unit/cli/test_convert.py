@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import importlib
 import json
+import os
+import pty
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +18,8 @@ from suites.converting import NAME, bin_file, blocks, files_of, numbered, tensor
 from rankdump.cli.commands import answer
 from rankdump.contract.opdebug import opdebug_json
 
+# The package has a command of the same name.
+convert_module = importlib.import_module("rankdump.cli.convert")
 IMAGE = numbered((2, 20, 3, 5))
 PARTS = (
     tensor("input", blocks(IMAGE), "NC1HWC0", IMAGE.shape),
@@ -282,3 +289,44 @@ def test_two_files_of_one_name(source, tmp_path, capsys):
     assert code == 1
     assert err == f"{source / NAME}.zst: {NAME} becomes files of the same names\n"
     assert len(files_of(tmp_path / "out")) == 6
+
+
+def test_an_output_folder_that_cannot_be(source, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    code, _, err = run(capsys, source, tmp_path / "file" / "out")
+    assert (code, err.count("\n")) == (2, 1)
+    assert f"{tmp_path / 'file'}" in err
+
+
+def test_a_folder_that_cannot_be_listed(source, tmp_path, capsys, monkeypatch):
+    """What nobody could look into is named, and the rest converted."""
+    (source / "closed").mkdir()
+    scandir = os.scandir
+
+    def closing(path):
+        if Path(path).name == "closed":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", closing)
+    code, _, err = run(capsys, source, tmp_path / "out", "--recursive")
+    assert (code, err) == (1, f"{source / 'closed'}: cannot be listed: Permission denied\n")
+    assert f"{NAME}.output.0.npy" in files_of(tmp_path / "out")
+
+
+@pytest.mark.parametrize(("patience_s", "shown"), [(-1.0, True), (3600.0, False)])
+def test_a_bar_for_those_who_wait(source, tmp_path, monkeypatch, patience_s, shown):
+    """On a terminal, and only when there is time to see it."""
+    master, terminal = pty.openpty()
+    monkeypatch.setattr(convert_module, "_PATIENCE_S", patience_s)
+    with os.fdopen(terminal, "w") as stderr:
+        monkeypatch.setattr(sys, "stderr", stderr)
+        assert answer(["convert", "-d", str(source), "-o", str(tmp_path / "out")]) == 0
+        os.set_blocking(master, False)
+        try:
+            seen = os.read(master, 1 << 16)
+        except BlockingIOError:
+            seen = b""
+    os.close(master)
+    assert (b"converting" in seen) == shown
+    assert bool(seen) == shown
