@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import multiprocessing
+import signal
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from pathlib import Path
 
 from rankdump.contract.errors import DamagedError
@@ -76,7 +78,8 @@ def _in_pool(jobs: Sequence[Job], request: Request, workers: int) -> Iterator[Ou
     try:
         while left or running:
             while left and len(running) < 2 * workers:
-                future = pool.submit(convert_file, left[0], request)
+                with _uninterrupted():
+                    future = pool.submit(convert_file, left[0], request)
                 running[future] = left.popleft()
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 outcome = future.result()
@@ -86,4 +89,18 @@ def _in_pool(jobs: Sequence[Job], request: Request, workers: int) -> Iterator[Ou
         for job in (*running.values(), *left):
             yield Outcome(job.path, failures=(Failure(job.path, _DIED),))
     finally:
-        pool.shutdown(cancel_futures=True)
+        with _uninterrupted():
+            pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def _uninterrupted() -> Generator[None, None, None]:
+    """Let an interrupt wait: a pool that is half made, or half gone, never ends.
+
+    Processes that start in here inherit it, and finish the file they have in hand.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

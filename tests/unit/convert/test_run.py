@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from pathlib import Path
 
@@ -127,3 +128,19 @@ def test_placeholders_are_no_tensors(tmp_path):
     (tmp_path / NAME).write_bytes(bin_file(empty, tensor("output", numbered((3,)))))
     found = converted(tmp_path / NAME, tmp_path / "out", Request())
     assert (found.tensors, files_of(tmp_path / "out")) == (1, [f"{NAME}.output.1.npy"])
+
+
+def test_an_interrupt_leaves_whole_files_only(folder, tmp_path, monkeypatch):
+    """What is in hand is finished, no process stays, nothing half written."""
+    monkeypatch.setattr(run_module, "_FILES_EACH", 1)
+    out = tmp_path / "out"
+
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        convert(find(folder, out), out, Request("NCHW"), jobs=2, done=interrupted)
+    assert multiprocessing.active_children() == []
+    assert all(name.endswith(".npy") for name in files_of(out))
+    for name in files_of(out):
+        assert np.load(out / name).shape[0] == 2
