@@ -17,9 +17,9 @@ from rankdump.convert.file import convert_file
 from rankdump.convert.request import Failure, Job, Outcome, Request, Summary
 from rankdump.convert.sources import Found
 
-_BYTES_EACH = 32 << 20
-_FILES_EACH = 500
-"""What one more process must have to do: its start takes as long."""
+_BYTES_EACH = 256 << 20
+_FILES_EACH = 2000
+"""What one more process must have to do: its start takes as long, half a second and more."""
 _DIED = "a process that converted died, perhaps for want of memory"
 
 
