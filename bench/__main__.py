@@ -5,7 +5,18 @@ from __future__ import annotations
 import argparse
 import importlib
 
-NAMES = ("stall", "ingest", "small", "idle", "stats", "dedup", "status", "agent", "merge")
+NAMES = (
+    "stall",
+    "ingest",
+    "small",
+    "idle",
+    "stats",
+    "dedup",
+    "status",
+    "agent",
+    "merge",
+    "convert",
+)
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import click
 
 from rankdump.cli.config import config
+from rankdump.cli.convert import convert
 from rankdump.cli.find_source import find_source
 from rankdump.cli.hints import hints
 from rankdump.cli.ls import ls
@@ -34,7 +35,7 @@ def rankdump(context: click.Context) -> int:
     return BAD_USAGE
 
 
-for command in (run, status, ls, show, stats, find_source, order, overflow, hints, config):
+for command in (run, status, ls, show, stats, find_source, order, overflow, hints, config, convert):
     rankdump.add_command(command)
 
 

@@ -21,7 +21,7 @@ from rankdump.contract.formats.origin import (
     named_extents,
     usual_block,
 )
-from rankdump.contract.formats.tiles import Array
+from rankdump.contract.formats.tiles import Array, turned
 
 _NAME = "FRACTAL_Z"
 
@@ -104,9 +104,9 @@ def _pairs(whole: Array, blocks: Array, plan: Plan) -> Iterator[tuple[Array, Arr
             c1, at = divmod(first + channel, plan.c0)
             count = min(plan.c0 - at, plan.cin - channel)
             part = blocks[block, c1, :, :, rows, at : at + count]
-            yield whole[filters, channel : channel + count], part.transpose(2, 3, 0, 1)
+            yield whole[filters, channel : channel + count], turned(part, (2, 3, 0, 1))
             channel += count
 
 
 def _as_nchw(array: Array, letters: str) -> Array:
-    return array.transpose([letters.index(letter) for letter in "NCHW"])
+    return turned(array, [letters.index(letter) for letter in "NCHW"])

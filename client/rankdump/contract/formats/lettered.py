@@ -24,7 +24,7 @@ from rankdump.contract.formats.origin import (
     named_extents,
     usual_block,
 )
-from rankdump.contract.formats.tiles import Array, Tiles
+from rankdump.contract.formats.tiles import Array, Tiles, turned
 
 Opener: TypeAlias = "Callable[[Array, Origin, str], Tiles]"
 """Makes tiles of a tensor on the device; the letters are those of the wanted order."""
@@ -44,14 +44,14 @@ def channels(array: Array, origin: Origin, wanted: str) -> Tiles:
     """Return an NC1HWC0 tensor in a plain order."""
     check_rank(array.shape, 5, _NC1HWC0)
     block_of(array.shape, origin, _NC1HWC0)
-    return _ordered(Tiles(array.transpose(0, 1, 4, 2, 3), 1), "NCHW", wanted)
+    return _ordered(Tiles(turned(array, (0, 1, 4, 2, 3)), 1), "NCHW", wanted)
 
 
 def deep_channels(array: Array, origin: Origin, wanted: str) -> Tiles:
     """Return an NDC1HWC0 tensor in a plain order."""
     check_rank(array.shape, 6, _NDC1HWC0)
     block_of(array.shape, origin, _NDC1HWC0)
-    return _ordered(Tiles(array.transpose(0, 1, 2, 5, 3, 4), 2), "NDCHW", wanted)
+    return _ordered(Tiles(turned(array, (0, 1, 2, 5, 3, 4)), 2), "NDCHW", wanted)
 
 
 def fractal_z(array: Array, origin: Origin, wanted: str) -> Tiles:
@@ -67,10 +67,9 @@ def fractal_z(array: Array, origin: Origin, wanted: str) -> Tiles:
         raise DamagedError(
             f"{source} of shape {array.shape} cannot hold {wanted} of {origin.shape}"
         )
-    view = array.reshape(*outer, columns * rows, c0).transpose(0, 4, 1, 5, 2, 3)
-    tiles = Tiles(view, 2)
+    view = turned(array.reshape(*outer, columns * rows, c0), (0, 4, 1, 5, 2, 3))
     if "D" in wanted:
-        return _ordered(tiles, "DNCHW", wanted)
+        return _ordered(Tiles(view, 2), "DNCHW", wanted)
     return _ordered(Tiles(view[0], 1), "NCHW", wanted)
 
 

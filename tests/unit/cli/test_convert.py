@@ -1,0 +1,332 @@
+"""`rankdump convert`: names, formats, what is reported and what the exit code says."""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import json
+import os
+import pty
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from suites.bin_files import packed_file_of
+from suites.converting import NAME, bin_file, blocks, files_of, numbered, tensor
+
+from rankdump.cli.commands import answer
+from rankdump.contract.opdebug import opdebug_json
+
+# The package has a command of the same name.
+convert_module = importlib.import_module("rankdump.cli.convert")
+IMAGE = numbered((2, 20, 3, 5))
+PARTS = (
+    tensor("input", blocks(IMAGE), "NC1HWC0", IMAGE.shape),
+    tensor("input", numbered((4,), "int32"), "ND", (4,)),
+    tensor("output", numbered((2, 3, 2, 2), "float32"), "NCHW", (2, 3, 2, 2)),
+)
+
+
+@pytest.fixture
+def source(tmp_path):
+    """A folder with one operator, its L1 buffer and a workspace."""
+    folder = tmp_path / "dump"
+    folder.mkdir()
+    (folder / NAME).write_bytes(bin_file(*PARTS, buffers=[b"l1"], spaces=[b"log"]))
+    return folder
+
+
+def run(capsys, source, out, *more):
+    code = answer(["convert", "-d", str(source), "-o", str(out), *map(str, more)])
+    told = capsys.readouterr()
+    return code, told.out, told.err
+
+
+def test_without_a_format(source, tmp_path, capsys):
+    """Device shapes, and what the chip and the host kept beside the tensors."""
+    out = tmp_path / "out"
+    code, said, err = run(capsys, source / NAME, out)
+    assert (code, err) == (0, "")
+    assert files_of(out) == [
+        f"{NAME}.input.0.npy",
+        f"{NAME}.input.1.npy",
+        f"{NAME}.l1buffer.0.bin",
+        f"{NAME}.output.0.npy",
+        f"{NAME}.space.0.bin",
+    ]
+    assert np.array_equal(np.load(out / f"{NAME}.input.0.npy"), blocks(IMAGE))
+    assert (out / f"{NAME}.space.0.bin").read_bytes() == b"log"
+    assert said == f"{out}: 5 tensors of 1 file, 2.36 KiB written\n"
+
+
+def test_with_a_format(source, tmp_path, capsys):
+    """Converted and cropped; an ND tensor has nothing to become, and the rest is converted."""
+    code, said, err = run(capsys, source, tmp_path / "out", "-f", "NCHW")
+    assert code == 1
+    assert files_of(tmp_path / "out") == [
+        f"{NAME}.input.0.2x20x3x5.npy",
+        f"{NAME}.output.0.2x3x2x2.npy",
+        "convert_failed_file_list.txt",
+    ]
+    found = np.load(tmp_path / "out" / f"{NAME}.input.0.2x20x3x5.npy")
+    assert np.array_equal(found, IMAGE)
+    assert found.flags.c_contiguous
+    path = source / NAME
+    assert err == f"{path}: input 1: ND is not converted to NCHW, but to FRACTAL_NZ\n"
+    assert "2 tensors of 1 file" in said
+    assert said.endswith("1 not or not wholly converted\n")
+    listed = (tmp_path / "out" / "convert_failed_file_list.txt").read_text()
+    assert listed == f"{path.absolute()}\n"
+
+
+def test_elements_alone(source, tmp_path, capsys):
+    code, _, _ = run(capsys, source / NAME, tmp_path / "plain", "-t", "bin")
+    assert code == 0
+    assert files_of(tmp_path / "plain")[:2] == [
+        f"{NAME}.input.0.960.float16.NC1HWC0.bin",
+        f"{NAME}.input.1.4.int32.ND.bin",
+    ]
+    run(capsys, source / NAME, tmp_path / "nchw", "-t", "bin", "-f", "NCHW")
+    name = f"{NAME}.input.0.2_20_3_5.float16.NCHW.bin"
+    assert name in files_of(tmp_path / "nchw")
+    assert (tmp_path / "nchw" / name).read_bytes() == IMAGE.tobytes()
+
+
+def test_an_original_shape_of_another_order(source, tmp_path, capsys):
+    """The header's shape is NCHW: as NHWC it is no part of the result, which stays whole."""
+    code, _, err = run(capsys, source / NAME, tmp_path / "out", "-f", "NHWC", "-t", "bin", "-i", 0)
+    assert code == 0
+    assert files_of(tmp_path / "out") == [f"{NAME}.input.0.2_3_5_32.float16.NC1HWC0.bin"]
+    assert "input 0: (2, 20, 3, 5) is no part of (2, 3, 5, 32) in NHWC: it is not cropped" in err
+
+
+def test_a_shape_of_ones_own(source, tmp_path, capsys):
+    code, _, err = run(capsys, source / NAME, tmp_path, "-f", "NHWC", "-i", "0", "-s", "2,3,5,20")
+    assert (code, err) == (0, "")
+    found = np.load(tmp_path / f"{NAME}.input.0.2x3x5x20.npy")
+    assert np.array_equal(found, IMAGE.transpose(0, 2, 3, 1))
+
+
+def test_one_tensor(source, tmp_path, capsys):
+    code, _, _ = run(capsys, source / NAME, tmp_path / "out", "--output-tensor", 0)
+    assert (code, files_of(tmp_path / "out")) == (0, [f"{NAME}.output.0.npy"])
+    code, _, err = run(capsys, source / NAME, tmp_path / "out", "-i", 2)
+    assert (code, err) == (1, f"{source / NAME}: there is no input 2\n")
+
+
+def test_packed_files_have_the_same_names(source, tmp_path, capsys):
+    """Ours end in `.zst`, which is no part of an output's name."""
+    plain = (source / NAME).read_bytes()
+    run(capsys, source, tmp_path / "plain")
+    (source / NAME).unlink()
+    (source / f"{NAME}.zst").write_bytes(packed_file_of(plain))
+    code, _, _ = run(capsys, source, tmp_path / "packed")
+    assert code == 0
+    assert files_of(tmp_path / "packed") == files_of(tmp_path / "plain")
+    for name in files_of(tmp_path / "plain"):
+        assert (tmp_path / "packed" / name).read_bytes() == (tmp_path / "plain" / name).read_bytes()
+
+
+def test_the_rest_is_converted(source, tmp_path, capsys):
+    """Damaged, unknown and empty files in a folder with whole ones; npy files are left alone."""
+    whole = (source / NAME).read_bytes()
+    (source / "Cut.a.1.2.3").write_bytes(whole[:-1])
+    (source / "Empty.a.1.2.3").write_bytes(b"12345678")
+    (source / "garbage").write_bytes(bytes(range(256)))
+    text = tensor("output", numbered((3,), "uint8"), data_type=13)
+    (source / "Text.a.1.2.3").write_bytes(bin_file(text, PARTS[1]))
+    (source / "x.npy").write_bytes(b"anything")
+    (source / "mapping.csv").write_text("1,2\n")
+    (source / "below").mkdir()
+    (source / "below" / NAME).write_bytes(whole)
+    code, said, err = run(capsys, source, tmp_path / "out")
+    assert code == 1
+    lines = err.splitlines()
+    assert lines[0] == f"{source / 'Empty.a.1.2.3'}: empty"
+    assert [line.partition(": ")[0] for line in lines[1:]] == [
+        str(source / name) for name in ("Cut.a.1.2.3", "Text.a.1.2.3", "garbage")
+    ]
+    assert "output 0: elements of type STRING cannot be read" in lines[2]
+    assert said.endswith("1 empty, 3 not or not wholly converted\n")
+    assert f"{NAME}.input.0.npy" in files_of(tmp_path / "out")
+    assert "Text.a.1.2.3.input.0.npy" in files_of(tmp_path / "out")
+    # Nothing failed any more: an old list would lie.
+    for name in ("Cut.a.1.2.3", "Text.a.1.2.3", "garbage"):
+        (source / name).unlink()
+    assert run(capsys, source, tmp_path / "out")[0] == 0
+    assert "convert_failed_file_list.txt" not in files_of(tmp_path / "out")
+
+
+def test_an_empty_file_does_not_fail_the_run(tmp_path, capsys):
+    (tmp_path / NAME).write_bytes(b"")
+    code, said, err = run(capsys, tmp_path / NAME, tmp_path / "out")
+    assert (code, err) == (0, f"{tmp_path / NAME}: empty\n")
+    assert said.endswith("0 tensors of 1 file, 0 B written, 1 empty\n")
+
+
+def test_nothing_to_convert(tmp_path, capsys):
+    (tmp_path / "a.npy").write_bytes(b"")
+    code, _, err = run(capsys, tmp_path, tmp_path / "out")
+    assert (code, err) == (1, f"rankdump: {tmp_path}: there is no bin file here\n")
+
+
+def test_a_tree_keeps_its_folders(source, tmp_path, capsys):
+    """What stands in OUT, which is part of the tree here, is not converted again."""
+    below = source / "0" / "step 7"
+    below.mkdir(parents=True)
+    (below / NAME).write_bytes(bin_file(PARTS[2]))
+    (source / ".hidden").mkdir()
+    (source / ".hidden" / NAME).write_bytes(b"broken, but nobody looks")
+    for _ in range(2):
+        code, said, _ = run(capsys, source, source / "out", "--recursive", "-t", "bin")
+        assert code == 0
+        assert "6 tensors of 2 files" in said
+    assert f"0/step 7/{NAME}.output.0.24.float32.NCHW.bin" in files_of(source / "out")
+
+
+def test_overflow_files_become_json(tmp_path, capsys):
+    payload = np.zeros(2048, np.uint8)
+    payload[1040] = 0x20
+    name = "Opdebug.Node_OpDebug.3.5.1719000000123456"
+    (tmp_path / name).write_bytes(bin_file(tensor("output", payload, "ND", (2048,))))
+    for number, more in enumerate(([], ["-f", "NCHW"])):
+        out = tmp_path / str(number)
+        assert run(capsys, tmp_path / name, out, *more)[0] == 0
+        assert files_of(out) == [f"{name}.output.0.json"]
+        assert (out / f"{name}.output.0.json").read_text() == opdebug_json(payload.tobytes())
+
+
+def test_long_names(tmp_path, capsys):
+    """A digest stands for a name of 255 characters, once in mapping.csv however often it ran."""
+    name = "A." + "n" * 230 + ".1.2.345678"
+    (tmp_path / name).write_bytes(bin_file(tensor("output", numbered((2, 3)))))
+    for _ in range(2):
+        code, _, _ = run(capsys, tmp_path / name, tmp_path / "out", "-t", "bin")
+        assert code == 0
+    mapping = (tmp_path / "out" / "mapping.csv").read_text()
+    short, _, long = mapping.strip().partition(",")
+    assert long == f"{name}.output.0.6.float16.ND.bin"
+    assert files_of(tmp_path / "out") == sorted([short, "mapping.csv"])
+    assert len(short) == 36
+    assert short.endswith(".bin")
+
+
+def test_json(source, tmp_path, capsys):
+    (source / "Empty.a.1.2.3").write_bytes(b"")
+    code, said, err = run(capsys, source, tmp_path / "out", "-f", "NHWC", "--json")
+    told = json.loads(said)
+    assert (code, err) == (1, "")
+    path = str(source / NAME)
+    assert told["failures"] == [
+        {"path": path, "reason": "input 1: ND is not converted to NHWC, but to FRACTAL_NZ"}
+    ]
+    assert [warning["path"] for warning in told["warnings"]] == [path]
+    assert told["empty"] == [str(source / "Empty.a.1.2.3")]
+    assert (told["file_count"], told["tensor_count"], told["failed_count"]) == (2, 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (("-f", "FRACTAL"), "'FRACTAL' is not one of"),
+        (("-f", "nchw"), "'NDC1HWC0'"),
+        (("-f", "NCHW", "-s", "1,0,2"), "numbers above 0"),
+        (("-f", "NCHW", "-s", "1;2"), "numbers above 0"),
+        (("-s", "1,2"), "give a format as well"),
+        (("-i", "0", "--output-tensor", "0"), "exclude each other"),
+        (("-t", "pt"), "'pt' is not one of"),
+        (("--jobs", "0"), "0 is not in the range"),
+    ],
+)
+def test_bad_usage(source, tmp_path, capsys, more, said):
+    code, _, err = run(capsys, source / NAME, tmp_path / "out", *more)
+    assert code == 2
+    assert said in err
+    assert err.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_is_for_one_file(source, tmp_path, capsys):
+    code, _, err = run(capsys, source, tmp_path / "out", "-f", "NCHW", "-s", "1,2")
+    assert (code, "are for one file" in err) == (2, True)
+    assert run(capsys, source / "absent", tmp_path / "out")[0] == 2
+    assert run(capsys, source / NAME, source / NAME)[0] == 2
+
+
+def test_an_output_that_cannot_be_written(source, tmp_path, capsys):
+    """A folder stands under the name of one output; the others are written."""
+    (tmp_path / "out" / f"{NAME}.input.0.npy").mkdir(parents=True)
+    code, _, err = run(capsys, source / NAME, tmp_path / "out")
+    assert (code, err.count("\n")) == (1, 1)
+    assert "input 0: cannot be written" in err
+    assert len(files_of(tmp_path / "out")) == 4
+
+
+def test_nothing_leaves_out(source, tmp_path, capsys):
+    """Links in the output folder lead nowhere; what stands under a file's name is replaced."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / f"{NAME}.input.0.npy").symlink_to(outside / "victim")
+    (outside / "victim").write_text("as it was")
+    (source / "sub").mkdir()
+    (source / "sub" / NAME).write_bytes(bin_file(PARTS[2]))
+    (out / "sub").symlink_to(outside)
+    code, _, err = run(capsys, source, out, "--recursive")
+    assert (code, "leads out of" in err) == (1, True)
+    assert files_of(outside) == ["victim"]
+    assert (outside / "victim").read_text() == "as it was"
+    assert not (out / f"{NAME}.input.0.npy").is_symlink()
+    assert Path(out / f"{NAME}.input.0.npy").is_file()
+
+
+def test_two_files_of_one_name(source, tmp_path, capsys):
+    """The plain one is converted, the packed one is named."""
+    (source / f"{NAME}.zst").write_bytes(packed_file_of((source / NAME).read_bytes()))
+    code, _, err = run(capsys, source, tmp_path / "out")
+    assert code == 1
+    assert err == f"{source / NAME}.zst: {NAME} becomes files of the same names\n"
+    assert len(files_of(tmp_path / "out")) == 6
+
+
+def test_an_output_folder_that_cannot_be(source, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    code, _, err = run(capsys, source, tmp_path / "file" / "out")
+    assert (code, err.count("\n")) == (2, 1)
+    assert f"{tmp_path / 'file'}" in err
+
+
+def test_a_folder_that_cannot_be_listed(source, tmp_path, capsys, monkeypatch):
+    """What nobody could look into is named, and the rest converted."""
+    (source / "closed").mkdir()
+    scandir = os.scandir
+
+    def closing(path):
+        if Path(path).name == "closed":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", closing)
+    code, _, err = run(capsys, source, tmp_path / "out", "--recursive")
+    assert (code, err) == (1, f"{source / 'closed'}: cannot be listed: Permission denied\n")
+    assert f"{NAME}.output.0.npy" in files_of(tmp_path / "out")
+
+
+@pytest.mark.parametrize(("patience_s", "shown"), [(-1.0, True), (3600.0, False)])
+def test_a_bar_for_those_who_wait(source, tmp_path, monkeypatch, patience_s, shown):
+    """On a terminal, and only when there is time to see it."""
+    master, terminal = pty.openpty()
+    monkeypatch.setattr(convert_module, "_PATIENCE_S", patience_s)
+    with os.fdopen(terminal, "w") as stderr:
+        monkeypatch.setattr(sys, "stderr", stderr)
+        assert answer(["convert", "-d", str(source), "-o", str(tmp_path / "out")]) == 0
+        os.set_blocking(master, False)
+        try:
+            seen = os.read(master, 1 << 16)
+        except BlockingIOError:
+            seen = b""
+    os.close(master)
+    assert (b"converting" in seen) == shown
+    assert bool(seen) == shown
