@@ -46,7 +46,7 @@ FORMATS = {
         Tensor("INT8", "NC1HWC0", (2, 2, 3, 5, 32), (2, 40, 3, 5), 1),
         Tensor("FLOAT", "NC1HWC0", (2, 2, 3, 5, 16), None, 4),
         Tensor("FLOAT16", "FRACTAL_Z", (2 * 3 * 5, 2, 16, 16), (20, 30, 3, 5), 2),
-        Tensor("FLOAT", "NHWC", (2, 3, 4, 5), (2, 3, 4, 5), 4),
+        Tensor("FLOAT", "NHWC", (2, 3, 4, 5), (2, 5, 3, 4), 4),
         Tensor("FLOAT", "HWCN", (2, 3, 4, 5), None, 4),
         Tensor("FLOAT", "NCHW", (2, 3, 4, 5), (2, 3, 4, 5), 4),
         Tensor("FLOAT16", "FRACTAL_NZ", (2, 4, 2, 16, 16), (2, 30, 50), 2),
@@ -143,10 +143,13 @@ def converted(folder: Path, out: Path, *options: str) -> list[dict[str, Path]]:
     theirs, ours = out / "theirs", out / "ours"
     peer = [os.environ["MSACCUCMP_PYTHON"], str(PEER), "convert"]
     subprocess.run(
-        [*peer, "-d", str(folder), "-out", str(theirs), *options], check=False, timeout=100
+        [*peer, "-d", str(folder), "-out", str(theirs), *options],
+        check=False,
+        timeout=100,
+        capture_output=True,
     )
     our = [sys.executable, "-m", "rankdump.cli", "convert", "-d", str(folder), "-o", str(ours)]
-    subprocess.run([*our, *options], check=False, timeout=100)
+    subprocess.run([*our, *options], check=False, timeout=100, capture_output=True)
     return [
         {path.name: path for path in sorted(made.iterdir()) if path.suffix != ".txt"}
         for made in (theirs, ours)

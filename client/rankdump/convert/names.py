@@ -13,9 +13,16 @@ from typing import Any
 
 import numpy.typing as npt
 
-from rankdump.dumpdata import Payload
+from rankdump.contract.dumpdata import OpInput, OpOutput
+from rankdump.dumpdata import Payload, type_name
 
 PACKED_SUFFIX = ".zst"
+_LACKING = {
+    "BF16": "bfloat16",
+    "HIFLOAT8": "hifloat8",
+    "FLOAT8_E5M2": "float8_e5m2",
+    "FLOAT8_E4M3FN": "float8_e4m3fn",
+}
 LIMIT = 255
 """msaccucmp shortens a name of this length, though a file could have it."""
 
@@ -28,9 +35,9 @@ def plain_name(file_name: str) -> str:
 def as_dumped(name: str, payload: Payload, array: npt.NDArray[Any], kind: str, device: str) -> str:
     """Return the name of a tensor that keeps its shape on the device."""
     stem = f"{name}.{payload.kind}.{payload.index}"
-    return (
-        f"{stem}.npy" if kind == "npy" else f"{stem}.{array.size}.{array.dtype.name}.{device}.bin"
-    )
+    if kind == "npy":
+        return f"{stem}.npy"
+    return f"{stem}.{array.size}.{_type(payload, array)}.{device}.bin"
 
 
 def as_converted(
@@ -40,7 +47,7 @@ def as_converted(
     stem = f"{name}.{payload.kind}.{payload.index}"
     if kind == "npy":
         return f"{stem}.{_joined('x', array.shape)}.npy"
-    return f"{stem}.{_joined('_', array.shape)}.{array.dtype.name}.{shown}.bin"
+    return f"{stem}.{_joined('_', array.shape)}.{_type(payload, array)}.{shown}.bin"
 
 
 def as_bytes(name: str, payload: Payload) -> str:
@@ -65,6 +72,12 @@ def digest(name: str) -> str:
     content = uuid.NAMESPACE_DNS.bytes + os.fsencode(name)
     found = hashlib.md5(content, usedforsecurity=False).digest()
     return uuid.UUID(bytes=found, version=3).hex
+
+
+def _type(payload: Payload, array: npt.NDArray[Any]) -> str:
+    """Return the type's word: of a float that numpy lacks, its own, though float32 is written."""
+    number = payload.part.data_type if isinstance(payload.part, OpInput | OpOutput) else 0
+    return _LACKING.get(type_name(number)) or str(array.dtype)
 
 
 def _joined(mark: str, shape: Sequence[int]) -> str:
