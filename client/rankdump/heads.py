@@ -13,6 +13,7 @@ from rankdump.contract.figure_rows import TensorKind
 from rankdump.contract.key import Side, TensorKey
 from rankdump.contract.layout.layouts import DEFAULT_LAYOUT, Layout
 from rankdump.contract.plan import UNNAMED
+from rankdump.contract.selection import GRADIENTS
 from rankdump.values import Observation, TensorSource
 
 _REMEMBERED = 1 << 14
@@ -52,6 +53,12 @@ class Stamps:
             had.add(place)
             return stamp_us
 
+    def over(self, graph: int, op_name: str) -> None:
+        """Say that a call is over, if it is a forward one: a backward may be called over early."""
+        if self._shared and not op_name.startswith(GRADIENTS):
+            with self._lock:
+                self._calls.pop((graph, op_name), None)
+
     def _later(self, now_us: int) -> int:
         self._last_us = stamp_us = max(now_us, self._last_us + 1)
         return stamp_us
@@ -77,8 +84,9 @@ class Heads:
         self._kinds: dict[tuple[int, str, Side, int], TensorKind] = {}
 
     def name_model(self, graph: int, name: str) -> None:
-        """Say what the model of a graph is called, before any tensor of it comes."""
+        """Say what the model of a graph is called; what was called otherwise is forgotten."""
         self._models[graph] = name
+        self._kinds.clear()
 
     def model(self, graph: int) -> str:
         """Return what the model of a graph is called."""
@@ -121,6 +129,10 @@ class Heads:
     def stamp(self, kind: TensorKind, iteration: int) -> int:
         """Return the time in us that names the file of a tensor, or sorts its row."""
         return self._stamps.next(kind, iteration)
+
+    def over(self, graph: int, op_name: str) -> None:
+        """Say that a call is over: the next one of its name has a time of its own."""
+        self._stamps.over(graph, op_name)
 
     def of(self, kind: TensorKind, *, iteration: int, switched_on: bool = False) -> RecordHead:
         """Return the head of a record of that kind, stamped now."""

@@ -75,6 +75,21 @@ class Reading:
         finally:
             self._stalls.end()
 
+    def read_again(self, observation: Observation) -> Read:
+        """Copy or measure a tensor that was referred to, as it is now."""
+        try:
+            tensor = observation.tensor.again()
+        except Exception:  # as above
+            logger.debug("tensor unknown", exc_info=True)
+            return self.lost(observation.op_name, COPY_FAILED)
+        if isinstance(tensor, str):
+            return self.lost(observation.op_name, tensor)
+        return self.read(observation._replace(tensor=tensor))
+
+    def over(self, graph: int, op_name: str) -> None:
+        """Say that a call is over: what comes under its name from now on is another one."""
+        self._heads.over(graph, op_name)
+
     def lost(self, op_name: str, reason: str) -> Lost:
         """Return the loss of a tensor of the running iteration."""
         return Lost(self._course.iteration, op_name, reason)

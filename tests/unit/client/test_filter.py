@@ -6,7 +6,8 @@ import pytest
 
 from rankdump.contract.key import Side
 from rankdump.contract.plan import DumpPlan, Iterations, Operators, Output, Selection
-from rankdump.filter import Filter, Run, size_decision, why_nothing
+from rankdump.filter import Filter, size_decision
+from rankdump.pipeline.cause import Run, why_nothing
 
 OP = "Default/network-Net/conv1-Conv2d/Conv2d-op0"
 MARKED = Operators(everything=False, marked=True)
@@ -41,7 +42,7 @@ def operators(**lists) -> Operators:
     ],
 )
 def test_selection(selection, name, side, keep):
-    decision = Filter(a_plan(**selection)).decide(name, side)
+    decision = Filter(a_plan(**selection)).decide(name, side, 0)
     assert decision.keep is keep
     assert bool(decision.reason) is not keep
 
@@ -128,8 +129,8 @@ def test_entries_that_match_nothing_are_known(lists, seen, unmatched):
     """Law: an entry is unused until any operator matches it, whatever side is kept."""
     selection = Filter(a_plan(operators=operators(**lists), inputs=False))
     for name in seen:
-        selection.decide(name, Side.INPUT)
-    assert list(selection.unmatched) == unmatched
+        selection.decide(name, Side.INPUT, 0)
+    assert [entry.text for entry in selection.unmatched] == unmatched
 
 
 def test_without_a_list_there_is_nothing_to_match():
@@ -144,7 +145,6 @@ def test_without_a_list_there_is_nothing_to_match():
         (f"Gradients/{OP}", 0, True),
         (f"Recompute/{OP}", 0, True),
         (OP, 1, False),
-        (OP, None, True),
         ("conv1.weight", 0, True),
         ("Gradients/conv1.weight", 0, True),
         ("conv2.weight", 0, False),
@@ -165,5 +165,5 @@ def test_marks_may_change():
     selection = Filter(a_plan(operators=MARKED))
     for names, keep in [((), False), (("network-Net/conv1-Conv2d",), True), ((), False)]:
         selection.mark(0, frozenset(names))
-        assert selection.decide(OP, Side.INPUT).keep is keep
+        assert selection.decide(OP, Side.INPUT, 0).keep is keep
         assert selection.marked is keep
