@@ -81,9 +81,7 @@ def _never_armed(plan: DumpPlan, run: Run) -> str:
 
 def _selected_nothing(plan: DumpPlan, run: Run) -> str:
     if plan.dialect in LISTS:
-        return (
-            f"what {LISTS[plan.dialect]} selects did not run, or has no tensors of that dump_mode"
-        )
+        return f"{LISTS[plan.dialect]} and dump_mode match no operator that ran"
     if not plan.selection.operators.marked:
         return "kernels and input_output match no operator that ran"
     if not run.marked:

@@ -9,7 +9,10 @@ from hypothesis import strategies as st
 from rankdump.held import Held
 
 STEPS = st.lists(
-    st.tuples(st.sampled_from(["hold", "keep", "settle", "clear"]), st.sampled_from([(0, "a"), (0, "b"), (1, "a")])),
+    st.tuples(
+        st.sampled_from(["hold", "keep", "settle", "clear"]),
+        st.sampled_from([(0, "a"), (0, "b"), (1, "a")]),
+    ),
     max_size=40,
 )
 
