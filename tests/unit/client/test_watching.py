@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -38,7 +39,7 @@ def a_plan(
     saved: SavedData = "tensor",
     **selection,
 ) -> DumpPlan:
-    chosen = {"operators": Operators(everything=False), "inputs": False} | selection
+    chosen: dict[str, Any] = {"operators": Operators(everything=False), "inputs": False} | selection
     return DumpPlan(
         output=Output("/x"),
         selection=Selection(watched=Watched(layers, nodes), **chosen),

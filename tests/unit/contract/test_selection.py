@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from rankdump.contract.key import Side
@@ -226,7 +228,7 @@ def test_a_range_is_known_to_the_rank_alone():
 )
 def test_exclusion(lists, name: str, side: Side, slot: int, accepted: bool):
     """Law: an entry without positions leaves out the whole operator, any other just these."""
-    made = {
+    made: dict[str, Any] = {
         key: tuple(
             Excluded(entry) if isinstance(entry, str) else Excluded(entry[0], entry[1:])
             for entry in entries
