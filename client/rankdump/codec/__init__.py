@@ -1,7 +1,8 @@
 """How a file's bytes are packed; a codec names itself in the file's suffix.
 
-The only room that knows zstandard. `none` leaves the npy file as it is, `zstd` wraps it in one
-plain zstd frame with its checksum, so that the `zstd` command gives the same bytes back.
+The only room that knows zstandard. `none` leaves the file as it is, `zstd` wraps it in plain zstd
+frames with their checksums, so that the `zstd` command gives the same bytes back: an npy file in
+one, a bin file in one for its header and one for each payload.
 """
 
 from __future__ import annotations
@@ -9,13 +10,24 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import BinaryIO, Protocol
 
 import zstandard
 
+from rankdump.codec.frames import Buffer, Frame, frames, from_memory
 from rankdump.contract.errors import DamagedError, UnsupportedError
 
-Buffer: TypeAlias = "bytes | bytearray | memoryview"
+__all__ = [
+    "CODECS",
+    "Buffer",
+    "Codec",
+    "NoneCodec",
+    "ZstdCodec",
+    "codec_named",
+    "codec_of",
+    "unpacked",
+    "unpacked_start",
+]
 
 _JOINED_BYTES = 16 << 20
 """One call over joined parts is a tenth faster than a stream, and needs a copy of them."""
@@ -73,7 +85,7 @@ _compressors = _Compressors()
 
 @dataclass(frozen=True, slots=True)
 class ZstdCodec:
-    """One zstd frame with content size and checksum."""
+    """zstd frames with content size and checksum: writes one, reads all of a file."""
 
     level: int = 1
     name: str = "zstd"
@@ -90,16 +102,16 @@ class ZstdCodec:
         return [part for part in packed if part]
 
     def decode(self, data: Buffer, *, limit_bytes: int) -> Buffer:
-        """Return the frame's content, whose size it must declare, within the limit."""
-        try:
-            declared = zstandard.frame_content_size(data)
-            if not 0 <= declared <= limit_bytes:
-                raise DamagedError(
-                    f"zstd frame declares {declared} bytes, at most {limit_bytes} expected"
-                )
-            return zstandard.ZstdDecompressor().decompress(data) if declared else _nothing(data)
-        except zstandard.ZstdError as error:
-            raise DamagedError(f"zstd frame cannot be read: {error}") from None
+        """Return the content of all frames; each must declare its size, all within the limit."""
+        found = tuple(frames(from_memory(data), len(data), limit_bytes=limit_bytes))
+        view = memoryview(data)
+        if len(found) == 1:
+            return unpacked(found[0], view[found[0].start : found[0].end])
+        whole = bytearray(found[-1].content_end)
+        for frame in found:
+            part = unpacked(frame, view[frame.start : frame.end])
+            whole[frame.offset : frame.content_end] = part
+        return memoryview(whole).toreadonly()
 
     def _compressor(self) -> zstandard.ZstdCompressor:
         made = _compressors.by_level
@@ -108,12 +120,30 @@ class ZstdCodec:
         return made[self.level]
 
 
-def _nothing(frame: Buffer) -> bytes:
-    """Return what an empty frame holds; of its size of 0 zstandard would believe anything."""
-    reader = zstandard.ZstdDecompressor().decompressobj()
-    if reader.decompress(frame) or not reader.eof:
-        raise DamagedError("zstd frame declares 0 bytes, and is not the frame of none")
-    return b""
+def unpacked(frame: Frame, packed: Buffer) -> bytes:
+    """Return the content of one frame from its bytes; its checksum has to be right."""
+    try:
+        if frame.content_bytes:
+            return zstandard.ZstdDecompressor().decompress(packed)
+        # Of an empty frame's size zstandard would believe anything.
+        reader = zstandard.ZstdDecompressor().decompressobj()
+        if not reader.decompress(packed) and reader.eof:
+            return b""
+    except zstandard.ZstdError as error:
+        raise DamagedError(f"zstd frame cannot be read: {error}") from None
+    raise DamagedError("zstd frame declares 0 bytes, and is not the frame of none")
+
+
+def unpacked_start(packed: BinaryIO, count: int) -> bytes:
+    """Return so many bytes from the start of a frame, without unpacking the rest of it.
+
+    Nothing checks them: the checksum stands behind the whole.
+    """
+    try:
+        with zstandard.ZstdDecompressor().stream_reader(packed, closefd=False) as stream:
+            return stream.read(count)
+    except zstandard.ZstdError as error:
+        raise DamagedError(f"zstd frame cannot be read: {error}") from None
 
 
 CODECS: dict[str, Codec] = {codec.name: codec for codec in (NoneCodec(), ZstdCodec())}

@@ -7,6 +7,7 @@
     |   |-- UnsupportedError  a tensor whose bytes no format here can hold
     |   |-- ProtocolError   a message that contradicts itself or its predecessors
     |   `-- DamagedError    a file is not what its name or its checksum says
+    |       `-- EmptyFileError  there is nothing in it
     `-- RetryableError      the same input may pass later
         |-- UnavailableError  nobody answers, or they are about to stop
         `-- ExhaustedError  no space: memory, disk, descriptors
@@ -59,6 +60,10 @@ class ProtocolError(PermanentError):
 
 class DamagedError(PermanentError):
     """A file is not what its name or its checksum says."""
+
+
+class EmptyFileError(DamagedError):
+    """There is nothing in a file that should hold something."""
 
 
 class RetryableError(RankdumpError):

@@ -5,6 +5,6 @@ The order of payloads is inputs, outputs, buffers, workspaces, though the header
 for each payload, so that `zstd -d` gives the plain file and a payload can be read alone.
 """
 
-from rankdump.dumpdata.file import BinFile, Payload, head, open_bin, parse
+from rankdump.dumpdata.file import BinFile, Payload, head, open_bin, open_header, parse
 
-__all__ = ["BinFile", "Payload", "head", "open_bin", "parse"]
+__all__ = ["BinFile", "Payload", "head", "open_bin", "open_header", "parse"]

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from rankdump.codec import codec_of
 from rankdump.contract.dumpdata import DumpData, OpBuffer, OpInput, OpOutput, Workspace
-from rankdump.contract.errors import DamagedError
+from rankdump.contract.errors import DamagedError, EmptyFileError
 from rankdump.dumpdata.message import from_bytes, to_bytes
+from rankdump.dumpdata.source import Memory, Source, source_of, start_of
 
 LENGTH_BYTES = 8
-LIMIT_BYTES = 64 << 30
-"""Most a packed file may unpack to."""
 
 Part = OpInput | OpOutput | OpBuffer | Workspace
 
@@ -38,15 +37,21 @@ class Payload:
 
 @dataclass(frozen=True, slots=True)
 class BinFile:
-    """A whole file, its bytes as they lie in memory or on disk."""
+    """A file's header, and its payloads, which are read when they are asked for."""
 
     header: DumpData
     payloads: tuple[Payload, ...]
-    data: memoryview
+    """Inputs, outputs, buffers, workspaces: as they lie in the file."""
+    source: Source
+    path: Path | None = None
+    """Where it was opened."""
 
     def bytes_of(self, payload: Payload) -> memoryview:
-        """Return the bytes of a payload."""
-        return self.data[payload.offset : payload.end]
+        """Return the bytes of a payload, unpacked; DamagedError when they cannot be read."""
+        if not payload.part.size:
+            return memoryview(b"")
+        with _damage_named(self.path):
+            return self.source.read(payload.offset, payload.end)
 
 
 def head(header: DumpData) -> bytes:
@@ -56,36 +61,54 @@ def head(header: DumpData) -> bytes:
 
 
 def open_bin(path: Path) -> BinFile:
-    """Read a file, packed or not; DamagedError says what is wrong with it."""
-    try:
-        data = codec_of(path.name).decode(path.read_bytes(), limit_bytes=LIMIT_BYTES)
-    except OSError as error:
-        raise DamagedError(f"{path}: cannot be read: {error.strerror}") from None
-    except DamagedError as error:
-        raise DamagedError(f"{path}: {error}") from None
-    try:
-        return parse(memoryview(data))
-    except DamagedError as error:
-        raise DamagedError(f"{path}: {error}") from None
+    """Open a file, packed or not; DamagedError says what is wrong with it.
+
+    Reads the header and, in a packed file, where its frames begin. Payloads are read when asked
+    for, each alone.
+    """
+    with _damage_named(path):
+        return _parsed(source_of(path), path)
+
+
+def open_header(path: Path) -> DumpData:
+    """Read the header only: the first bytes, or the first frame of a packed file.
+
+    The sizes in it are checked as `open_bin` checks them, but those of a packed file only against
+    the most that the rest of it can hold.
+    """
+    with _damage_named(path):
+        source = start_of(path)
+        if source.held < min(LENGTH_BYTES, source.size) or source.held < _header_end(source):
+            source = source_of(path)
+        return _parsed(source, path).header
 
 
 def parse(data: memoryview) -> BinFile:
     """Return what stands where in a plain file; DamagedError when its lengths do not add up."""
-    if len(data) <= LENGTH_BYTES:
-        raise DamagedError(f"{len(data)} bytes are no bin file: the header's length alone takes 8")
-    length = int.from_bytes(data[:LENGTH_BYTES], "little")
-    first = LENGTH_BYTES + length
-    if first > len(data):
-        raise DamagedError(f"header of {length} bytes in a file of {len(data)}")
-    header = from_bytes(data[LENGTH_BYTES:first])
+    return _parsed(Memory(data), None)
+
+
+def _parsed(source: Source, path: Path | None) -> BinFile:
+    at = _header_end(source)
+    header = from_bytes(source.read(LENGTH_BYTES, at))
     payloads: list[Payload] = []
-    at = first
     for kind, index, part in _parts(header):
         payloads.append(Payload(kind, index, part, at))
         at += part.size
-    if at > len(data):
-        raise DamagedError(f"payloads of {at - first} bytes, {len(data) - first} are there")
-    return BinFile(header, tuple(payloads), data)
+        if at > source.size:
+            raise DamagedError(
+                f"{kind} {index} of {part.size} bytes ends at byte {at}, the file has {source.size}"
+            )
+    return BinFile(header, tuple(payloads), source, path)
+
+
+def _header_end(source: Source) -> int:
+    if source.size <= LENGTH_BYTES:
+        raise EmptyFileError(f"empty: {source.size} bytes, the header's length alone takes 8")
+    length = int.from_bytes(source.read(0, LENGTH_BYTES), "little")
+    if LENGTH_BYTES + length > source.size:
+        raise DamagedError(f"header of {length} bytes in a file of {source.size}")
+    return LENGTH_BYTES + length
 
 
 def _parts(header: DumpData) -> Iterator[tuple[str, int, Part]]:
@@ -98,3 +121,15 @@ def _parts(header: DumpData) -> Iterator[tuple[str, int, Part]]:
     return chain.from_iterable(
         ((kind, index, part) for index, part in enumerate(parts)) for kind, parts in groups
     )
+
+
+@contextmanager
+def _damage_named(path: Path | None) -> Generator[None, None, None]:
+    """Say of which file the damage is; a file that cannot be read is damage, too."""
+    where = f"{path}: " if path else ""
+    try:
+        yield
+    except OSError as error:
+        raise DamagedError(f"{where}cannot be read: {error.strerror}") from None
+    except DamagedError as error:
+        raise type(error)(f"{where}{error}") from None

@@ -9,11 +9,15 @@ it was first seen.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 
 from rankdump.contract.key import TensorKey
 from rankdump.contract.layout import cann_name
-from rankdump.contract.layout.place import Place, Stand
+from rankdump.contract.layout.file_name import UNKNOWN_ID
+from rankdump.contract.layout.place import Place, Stand, folder_name
+
+_MOMENT_DIGITS = 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +43,7 @@ class CannLayout:
     @property
     def unknown_id(self) -> int:
         """Task and stream of an operator of which nobody knows them."""
-        return cann_name.UNKNOWN_ID
+        return UNKNOWN_ID
 
     def tensor_format(self, shape: tuple[int, ...]) -> str:
         """Return the word for the format of a tensor in the host's memory."""
@@ -49,9 +53,9 @@ class CannLayout:
         self, stand: Stand, *, rank: int, net_name: str, graph: int, iteration: int, constant: bool
     ) -> str:
         """Return the folder of a graph's tensors of one iteration."""
-        folder = f"{stand.started}/{stand.device}"
+        folder = f"{_moment(stand.started)}/{stand.device}"
         if self.models:
-            folder = f"{folder}/{net_name}/{graph}/{iteration}"
+            folder = f"{folder}/{folder_name(net_name)}/{graph}/{iteration}"
         return f"{iteration}/{folder}" if self.steps else folder
 
     def place_of(self, key: TensorKey, stand: Stand, suffix: str) -> Place:
@@ -66,6 +70,15 @@ class CannLayout:
         """Return the place of a `bin` file with one tensor of an operator, until it is joined."""
         return self._place(key, stand, cann_name.member_name(key) + suffix)
 
+    def readable(self, key: TensorKey, stand: Stand) -> TensorKey:
+        """Return the key as a path carries it: what reading it back gives."""
+        read = replace(cann_name.readable(key), rank=stand.device, constant=False)
+        if self.models:
+            return replace(read, net_name=folder_name(key.net_name))
+        return replace(
+            read, net_name="", graph=0, iteration=key.iteration if self.steps else 0
+        )
+
     def _place(self, key: TensorKey, stand: Stand, name: str) -> Place:
         folder = self.folder_of(
             stand,
@@ -76,3 +89,8 @@ class CannLayout:
             constant=key.constant,
         )
         return cann_name.shortened(folder, name, stand.root)
+
+
+def _moment(started: str) -> str:
+    """Return the time of a session as a folder has it, whatever somebody claims it to be."""
+    return re.sub(r"[^0-9]", "", started)[:_MOMENT_DIGITS].rjust(_MOMENT_DIGITS, "0")

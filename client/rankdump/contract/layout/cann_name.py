@@ -11,11 +11,12 @@ Source: ascend-formats.md 2.1-2.3. A name over 255 bytes is replaced by a number
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 
 from rankdump.contract.key import TensorKey, sanitised
+from rankdump.contract.layout.file_name import ACLNN, PACKED
 from rankdump.contract.layout.place import NAME_MAX_BYTES, Place
 
-UNKNOWN_ID = 65535
 _DIGITS = 10**32
 _MASK = (1 << 64) - 1
 _SEED, _MULTIPLIER, _SHIFT = 0xC70F6907, 0xC6A4A7935BD1E995, 47
@@ -32,8 +33,16 @@ def operator_name(key: TensorKey) -> str:
     aclnn kernels have their two names the other way round: that of the API comes first.
     """
     names = sanitised(key.op_type) or "_", sanitised(key.op_name) or "_"
-    first, second = reversed(names) if names[1].startswith("aclnn") else names
+    first, second = reversed(names) if names[1].startswith(ACLNN) else names
     return f"{first}.{second}.{key.task}.{key.stream}.{key.timestamp_us}"
+
+
+def readable(key: TensorKey) -> TensorKey:
+    """Return the key as a file name carries it: what reading it back gives."""
+    op_type, op_name = sanitised(key.op_type) or "_", sanitised(key.op_name) or "_"
+    if op_type.startswith(ACLNN) and not op_name.startswith(ACLNN):
+        op_type, op_name = op_name, op_type
+    return replace(key, op_type=op_type, op_name=op_name, element="")
 
 
 def member_name(key: TensorKey) -> str:
@@ -55,7 +64,10 @@ def shortened(folder: str, name: str, root: str) -> Place:
         ending = name[name.rindex(".npy") :]
         short = f"{int.from_bytes(digest, 'big') % _DIGITS:032}{ending}"
     else:
-        short = str(libstdcxx_hash(f"{root}/{folder}/{name}".encode()))
+        # Unpacked, it is the file that CANN writes.
+        plain = name.removesuffix(PACKED)
+        ending = name[len(plain) :]
+        short = f"{libstdcxx_hash(f'{root}/{folder}/{plain}'.encode())}{ending}"
     return Place(folder, short, mapped_from=name)
 
 

@@ -14,7 +14,7 @@ from rankdump.contract.layout.synchronous import SynchronousLayout
 
 
 class Layout(Protocol):
-    """One tree. `key_of` is the inverse of both kinds of places."""
+    """One tree. `reading.key_of` is the inverse of all its places."""
 
     @property
     def name(self) -> str:
@@ -48,6 +48,10 @@ class Layout(Protocol):
 
     def place_of(self, key: TensorKey, stand: Stand, suffix: str) -> Place:
         """Return the place of a tensor's npy file, with what the codec appends (`.zst` or none)."""
+        ...
+
+    def readable(self, key: TensorKey, stand: Stand) -> TensorKey:
+        """Return the key as a path carries it: what reading it back gives."""
         ...
 
     def operator_place(self, key: TensorKey, stand: Stand, suffix: str) -> Place:

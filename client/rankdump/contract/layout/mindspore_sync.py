@@ -16,7 +16,8 @@ from dataclasses import replace
 from functools import lru_cache
 
 from rankdump.contract.key import Side, TensorKey, sanitised
-from rankdump.contract.layout.place import NAME_MAX_BYTES, Place
+from rankdump.contract.layout.file_name import NUMBER, FileKind, FileName
+from rankdump.contract.layout.place import NAME_MAX_BYTES, Place, folder_name
 from rankdump.contract.layout.profile import DEFAULT_PROFILE, Profile
 
 METADATA_FOLDER = ".dump_metadata"
@@ -30,15 +31,10 @@ PARAMETER = "Parameter"
 # Some 5 MB, of the 100 that an idle agent may take.
 _REMEMBERED = 1 << 14
 
-# Plain digits without leading zeros: exactly one text per number, and none too long for int().
-_NUMBER = r"(?:0|[1-9][0-9]{0,19})"
-_FOLDER = re.compile(
-    rf"rank_({_NUMBER})/([A-Za-z0-9_-]+)/({_NUMBER})/({_NUMBER}|{CONSTANT_FOLDER})/([^/]+)"
-)
 # Read from the right: a parameter's name has dots in the old names, and the element type is new.
 _FIELDS = re.compile(
-    rf"(?P<op_type>[^./]+)\.(?P<op_name>[^/]+)\.(?P<task>{_NUMBER})\.(?P<stream>{_NUMBER})"
-    rf"\.(?P<stamp>{_NUMBER})\.(?P<side>input|output)\.(?P<slot>{_NUMBER})"
+    rf"(?P<op_type>[^./]+)\.(?P<op_name>[^/]+)\.(?P<task>{NUMBER})\.(?P<stream>{NUMBER})"
+    rf"\.(?P<stamp>{NUMBER})\.(?P<side>input|output)\.(?P<slot>{NUMBER})"
     r"\.(?P<format>[^./]+)(?:\.(?P<element>[^./]+))?\.npy(?:\.zst)?"
 )
 
@@ -57,13 +53,14 @@ def tensor_folder(key: TensorKey) -> str:
 def folder_of(rank: int, net_name: str, graph: int, iteration: int, *, constant: bool) -> str:
     """Return the folder of a graph's tensors of one iteration, or of its constants."""
     last = CONSTANT_FOLDER if constant else iteration
-    return f"{rank_folder(rank)}/{net_name}/{graph}/{last}"
+    return f"{rank_folder(rank)}/{folder_name(net_name)}/{graph}/{last}"
 
 
 def readable(key: TensorKey, profile: Profile = DEFAULT_PROFILE) -> TensorKey:
     """Return the key as a file name of that profile carries it: what reading it back gives."""
     return replace(
         key,
+        net_name=folder_name(key.net_name),
         op_type=sanitised(key.op_type) or "_",
         op_name=spelt(key.op_type, key.op_name, profile),
         iteration=0 if key.constant else key.iteration,
@@ -101,29 +98,20 @@ def _operator(op_type: str, op_name: str, profile: Profile) -> str:
     return f"{sanitised(op_type) or '_'}.{spelt(op_type, op_name, profile)}"
 
 
-def key_of(path: str) -> TensorKey | None:
-    """Return the key a relative path stands for; None when it is not a tensor of this tree.
-
-    For a long name pass the one that `mapping.csv` remembers, in its folder.
-    """
-    where = _FOLDER.fullmatch(path)
-    fields = _FIELDS.fullmatch(where[5]) if where else None
-    if where is None or fields is None:
+def file_of(name: str) -> FileName | None:
+    """Return what the name of a tensor's file says; None when it is none of this tree's."""
+    fields = _FIELDS.fullmatch(name)
+    if fields is None:
         return None
-    constant = where[4] == CONSTANT_FOLDER
-    return TensorKey(
-        rank=int(where[1]),
-        net_name=where[2],
-        graph=int(where[3]),
-        iteration=0 if constant else int(where[4]),
-        timestamp_us=int(fields["stamp"]),
+    return FileName(
+        kind=FileKind.TENSOR,
         op_type=fields["op_type"],
         op_name=fields["op_name"],
-        side=Side(fields["side"]),
-        slot=int(fields["slot"]),
         task=int(fields["task"]),
         stream=int(fields["stream"]),
+        timestamp_us=int(fields["stamp"]),
+        side=Side(fields["side"]),
+        slot=int(fields["slot"]),
         tensor_format=fields["format"],
-        constant=constant,
         element=fields["element"] or "",
     )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 from rankdump.contract.key import sanitised
 from rankdump.contract.layout.profile import DEFAULT_PROFILE, Profile
 
 NAME_MAX_BYTES = 255
 MAPPING_FILE = "mapping.csv"
+_REMEMBERED = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,7 @@ class Stand:
     profile: Profile = DEFAULT_PROFILE
 
 
+@lru_cache(maxsize=_REMEMBERED)
 def folder_name(name: str) -> str:
     """Return a model's name as a folder can have it: letters, digits, `_` and `-`."""
-    return re.sub(r"[^A-Za-z0-9_-]", "_", sanitised(name)) or "_"
+    return re.sub(r"[^A-Za-z0-9_-]", "_", sanitised(name))[:NAME_MAX_BYTES] or "_"

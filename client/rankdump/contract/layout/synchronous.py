@@ -4,12 +4,13 @@ asynchronous one, which stands in the same folders (mindspore-dump.md 2.13). Pur
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rankdump.contract.key import TensorKey
 from rankdump.contract.layout import cann_name
 from rankdump.contract.layout import mindspore_sync as tree
-from rankdump.contract.layout.place import Place, Stand
+from rankdump.contract.layout.file_name import UNKNOWN_ID
+from rankdump.contract.layout.place import Place, Stand, folder_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class SynchronousLayout:
     @property
     def unknown_id(self) -> int:
         """Task and stream of an operator of which nobody knows them."""
-        return cann_name.UNKNOWN_ID if self.asynchronous else 0
+        return UNKNOWN_ID if self.asynchronous else 0
 
     def tensor_format(self, shape: tuple[int, ...]) -> str:
         """Return the word for the format of a tensor in the host's memory."""
@@ -51,6 +52,13 @@ class SynchronousLayout:
             name = cann_name.tensor_name(key, suffix)
             return cann_name.shortened(tree.tensor_folder(key), name, stand.root)
         return tree.place_of(key, suffix, stand.profile)
+
+    def readable(self, key: TensorKey, stand: Stand) -> TensorKey:
+        """Return the key as a path carries it: what reading it back gives."""
+        if not self.asynchronous:
+            return tree.readable(key, stand.profile)
+        read = replace(cann_name.readable(key), net_name=folder_name(key.net_name))
+        return replace(read, iteration=0 if key.constant else key.iteration)
 
     def operator_place(self, key: TensorKey, stand: Stand, suffix: str) -> Place:
         """Return the place of a file that holds the operator of a tensor."""

@@ -1,0 +1,118 @@
+"""Where the frames of a packed file begin and end, found without unpacking any of them. Pure.
+
+Format: RFC 8878. A frame's blocks say how long they are and what they can hold at most, so a frame
+that declares more than that is refused before anything is allocated for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import zstandard
+
+from rankdump.contract.errors import DamagedError
+
+Buffer: TypeAlias = "bytes | bytearray | memoryview"
+Read: TypeAlias = "Callable[[int, int], Buffer]"
+"""Bytes of a packed file from an offset, so many of them; fewer where it ends before."""
+
+MAX_FRAMES = 1 << 16
+MAX_EXPANSION = 1 << 15
+"""Most bytes that one byte of a frame can stand for: a block of 128 KiB takes four."""
+_BLOCK_BYTES = 128 << 10
+_HEAD_BYTES = 18
+"""Most bytes in front of a frame's first block."""
+_BLOCK_HEAD_BYTES, _CHECKSUM_BYTES, _SKIPPED_HEAD_BYTES = 3, 4, 8
+_SKIPPED_MAGIC = 0x184D2A5
+_RAW, _RLE, _RESERVED = 0, 1, 3
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One frame: where it stands packed, and where its content stands in the plain file."""
+
+    start: int
+    end: int
+    offset: int
+    content_bytes: int
+
+    @property
+    def content_end(self) -> int:
+        """Offset behind its content in the plain file."""
+        return self.offset + self.content_bytes
+
+
+def from_memory(data: Buffer) -> Read:
+    """Return a way to read what is in memory already; copies nothing."""
+    view = memoryview(data)
+    return lambda at, count: view[at : at + count]
+
+
+def frames(read: Read, size: int, *, limit_bytes: int) -> Iterator[Frame]:
+    """Yield the frames of a file of that size; DamagedError where one is none, is cut or lies.
+
+    Each must declare its size, and all together may not hold more than the limit. Frames to be
+    skipped hold nothing, and are.
+    """
+    at = offset = count = 0
+    while at < size:
+        head = bytes(read(at, _HEAD_BYTES))
+        if int.from_bytes(head[:4], "little") >> 4 == _SKIPPED_MAGIC:
+            at = _behind_skipped(head, at)
+            if at > size:
+                raise DamagedError(f"zstd frame to be skipped ends behind the {size} bytes")
+            continue
+        frame = _frame(read, head, at, offset, limit_bytes)
+        if frame.end > size:
+            raise DamagedError(f"zstd frame is cut: it ends behind the {size} bytes that are there")
+        yield frame
+        at, offset, count = frame.end, frame.content_end, count + 1
+        if count > MAX_FRAMES:
+            raise DamagedError(f"more than {MAX_FRAMES} zstd frames")
+    if not count:
+        raise DamagedError(f"no zstd frame in {size} bytes")
+
+
+def _behind_skipped(head: bytes, at: int) -> int:
+    if len(head) < _SKIPPED_HEAD_BYTES:
+        raise DamagedError("zstd frame to be skipped is cut")
+    return at + _SKIPPED_HEAD_BYTES + int.from_bytes(head[4:8], "little")
+
+
+def _frame(read: Read, head: bytes, at: int, offset: int, limit_bytes: int) -> Frame:
+    try:
+        facts = zstandard.get_frame_parameters(head)
+        blocks = at + zstandard.frame_header_size(head)
+    except zstandard.ZstdError as error:
+        raise DamagedError(f"zstd frame cannot be read: {error}") from None
+    declared = facts.content_size
+    if declared == zstandard.CONTENTSIZE_UNKNOWN:
+        raise DamagedError("zstd frame does not declare its size")
+    if offset + declared > limit_bytes:
+        already = f"after {offset} bytes " if offset else ""
+        raise DamagedError(
+            f"{already}zstd frame declares {declared} bytes, at most {limit_bytes} expected"
+        )
+    end, room = _behind_blocks(read, blocks, min(facts.window_size, _BLOCK_BYTES))
+    if declared > room:
+        raise DamagedError(f"zstd frame declares {declared} bytes, its blocks hold {room} at most")
+    return Frame(at, end + _CHECKSUM_BYTES * facts.has_checksum, offset, declared)
+
+
+def _behind_blocks(read: Read, at: int, largest: int) -> tuple[int, int]:
+    """Return the offset behind the last block, and how much the blocks can hold."""
+    room = 0
+    while True:
+        head = read(at, _BLOCK_HEAD_BYTES)
+        if len(head) < _BLOCK_HEAD_BYTES:
+            raise DamagedError("zstd frame is cut: a block is missing")
+        word = int.from_bytes(head, "little")
+        kind, length = word >> 1 & 3, word >> 3
+        if kind == _RESERVED or length > _BLOCK_BYTES:
+            raise DamagedError(f"zstd frame with a block of kind {kind} and {length} bytes")
+        room += length if kind in (_RAW, _RLE) else largest
+        at += _BLOCK_HEAD_BYTES + (1 if kind == _RLE else length)
+        if word & 1:
+            return at, room

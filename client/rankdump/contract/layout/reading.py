@@ -1,0 +1,76 @@
+"""A file of any tree to the tensors it may hold, by its path alone. Pure.
+
+`key_of` is the inverse of what every layout writes; a file that holds several tensors has a key
+for each side and slot.
+"""
+
+from __future__ import annotations
+
+from rankdump.contract.key import Side, TensorKey
+from rankdump.contract.layout import mindspore_sync
+from rankdump.contract.layout.file_name import (
+    ACLNN,
+    FileKind,
+    FileName,
+    parsed,
+    parsed_exception,
+)
+from rankdump.contract.layout.folders import Folder, Names, folder_at
+
+_SYNCHRONOUS_FORMAT = "DefaultFormat"
+
+
+def key_of(path: str) -> TensorKey | None:
+    """Return the key of a file that holds one tensor; None when it is no such file.
+
+    For a name that was too long pass the one that `mapping.csv` remembers, in its folder.
+    """
+    parent, _, name = path.rpartition("/")
+    folder = folder_at(parent)
+    file = file_in(folder, name) if folder is not None else None
+    if folder is None or file is None or file.kind not in (FileKind.TENSOR, FileKind.MEMBER):
+        return None
+    return key_in(folder, file, file.side, file.slot)
+
+
+def file_in(folder: Folder, name: str) -> FileName | None:
+    """Return what a name in a folder says; None when it is no dumped file's."""
+    if folder.names is Names.RANK:
+        return _in_rank(name)
+    if folder.names is Names.EXCEPTION:
+        return parsed_exception(name)
+    file = parsed(name) if folder.names is not Names.NONE else None
+    if folder.names is Names.CAPTURED and (file is None or file.number is None):
+        return None
+    return file
+
+
+def key_in(folder: Folder, file: FileName, side: Side, slot: int) -> TensorKey:
+    """Return the key of a tensor of a file."""
+    iteration = file.number if folder.iteration is None else folder.iteration
+    return TensorKey(
+        rank=folder.rank,
+        net_name=folder.net_name,
+        graph=folder.graph,
+        iteration=iteration or 0,
+        timestamp_us=file.timestamp_us,
+        op_type=file.op_type,
+        op_name=file.op_name,
+        side=side,
+        slot=slot,
+        task=file.task,
+        stream=file.stream,
+        tensor_format=file.tensor_format,
+        constant=folder.constant,
+        element=file.element,
+    )
+
+
+def _in_rank(name: str) -> FileName | None:
+    file, other = mindspore_sync.file_of(name), parsed(name)
+    if file is None:
+        # MindSpore never left the stream out of a tensor's name.
+        return None if other is not None and other.kind is FileKind.TENSOR else other
+    # Names of asynchronous dumps are CANN's; those of parameters have dots in synchronous ones.
+    is_cann = file.tensor_format != _SYNCHRONOUS_FORMAT and "." not in file.op_name
+    return other if is_cann and file.op_type.startswith(ACLNN) else file

@@ -1,0 +1,132 @@
+"""CANN's trees and the older asynchronous one: the laws of every layout, and files of a session."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from suites.layout_laws import HOSTILE_NAMES, LayoutLaws, inherited, keys, names
+
+from rankdump.contract.key import Side, TensorKey
+from rankdump.contract.layout.file_name import FileKind
+from rankdump.contract.layout.folders import folder_at
+from rankdump.contract.layout.layouts import LAYOUTS
+from rankdump.contract.layout.place import NAME_MAX_BYTES, Place, Stand
+from rankdump.contract.layout.reading import file_in, key_in, key_of
+
+STAND = Stand("/data/dump", device=5, started="20261121175901")
+TOPS = {
+    "mindspore-async": "rank_{rank}",
+    "cann": "20261121175901/5",
+    "cann-step": "{iteration}/20261121175901/5",
+    "cann-op": "20261121175901/5",
+    "cann-op-step": "{iteration}/20261121175901/5",
+}
+
+
+def in_layout(name: str) -> type[LayoutLaws]:
+    """The laws, with one layout's functions."""
+    layout = LAYOUTS[name]
+
+    class Laws(LayoutLaws):
+        @staticmethod
+        def place_of(key: TensorKey, suffix: str) -> Place:
+            return layout.place_of(replace(key, tensor_format="ND"), STAND, suffix)
+
+        @staticmethod
+        def readable(key: TensorKey) -> TensorKey:
+            return layout.readable(replace(key, tensor_format="ND"), STAND)
+
+        @staticmethod
+        def top_of(key: TensorKey) -> str:
+            return TOPS[name].format(rank=key.rank, iteration=key.iteration)
+
+        key_of = key_of
+
+        @inherited
+        @given(key=keys)
+        def test_files_of_operators(self, key: TensorKey):
+            """A bin file, a table, and a bin file of one tensor are told apart, packed or not."""
+            read = replace(layout.readable(key, STAND), tensor_format="")
+            for suffix in self.suffixes:
+                for place, kind in (
+                    (layout.operator_place(key, STAND, suffix), FileKind.OPERATOR),
+                    (layout.operator_place(key, STAND, f".csv{suffix}"), FileKind.TABLE),
+                    (layout.member_place(key, STAND, suffix), FileKind.MEMBER),
+                ):
+                    folder = folder_at(place.folder)
+                    assert folder is not None
+                    file = file_in(folder, place.mapped_from or place.name)
+                    assert file is not None
+                    assert file.kind is kind
+                    assert key_in(folder, file, key.side, key.slot) == read
+                    assert len(place.name.encode()) <= NAME_MAX_BYTES
+                    assert "/" not in place.name
+                    path = f"{place.folder}/{place.mapped_from or place.name}"
+                    assert key_of(path) == (read if kind is FileKind.MEMBER else None)
+
+    return Laws
+
+
+class TestMindsporeAsync(in_layout("mindspore-async")):
+    pass
+
+
+class TestCann(in_layout("cann")):
+    pass
+
+
+class TestCannStep(in_layout("cann-step")):
+    pass
+
+
+class TestCannOp(in_layout("cann-op")):
+    pass
+
+
+class TestCannOpStep(in_layout("cann-op-step")):
+    pass
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+@given(key=keys, net=names, started=names)
+def test_no_name_of_a_model_leaves_the_root(name: str, key: TensorKey, net: str, started: str):
+    """Whatever a model is called, and whenever a session claims to have begun."""
+    stand = Stand("/data/dump", 0, started)
+    layout = LAYOUTS[name]
+    key = replace(key, net_name=net, tensor_format=layout.tensor_format(()))
+    place = layout.place_of(key, stand, "")
+    for part in place.path.split("/"):
+        assert part not in ("", ".", "..")
+        assert len(part.encode()) <= NAME_MAX_BYTES
+        assert part.isprintable()
+    back = key_of(f"{place.folder}/{place.mapped_from or place.name}")
+    assert back == layout.readable(key, stand)
+
+
+@pytest.mark.parametrize("name", HOSTILE_NAMES)
+def test_hostile_names_stand_in_their_folder(name: str):
+    """An operator's bin file has one name, whatever the operator is called."""
+    key = TensorKey(0, name, 3, 7, 1, name, name, Side.OUTPUT, 0)
+    place = LAYOUTS["cann"].operator_place(key, STAND, "")
+    assert place.folder.count("/") == 4
+    assert "/" not in place.name
+
+
+def test_long_names_are_cann_hashes():
+    """Digits alone as CANN writes them; what is packed says so, under the same digits."""
+    key = TensorKey(0, "Net", 0, 0, 1, "T", "x" * 300, Side.OUTPUT, 0)
+    plain = LAYOUTS["cann"].operator_place(key, STAND, "")
+    packed = LAYOUTS["cann"].operator_place(key, STAND, ".zst")
+    assert plain.name.isdecimal()
+    assert plain.mapped_from == f"T.{'x' * 300}.0.0.1"
+    assert packed.name == f"{plain.name}.zst"
+    assert packed.mapped_from == f"{plain.mapped_from}.zst"
+
+
+@given(st.text("rank_0123/.abc-", max_size=60))
+def test_any_path_is_a_key_or_none(path: str):
+    """Nothing that is called like a path raises."""
+    assert key_of(path) is None or "input" in path or "output" in path
