@@ -77,7 +77,7 @@ def step(model: nn.Module) -> None:
 
 
 def manifests(root: Path) -> list[Manifest]:
-    folder = root / ".dump_metadata/manifest"
+    folder = root / "rank_0/.dump_metadata/manifest"
     return [Manifest.from_json(path.read_bytes()) for path in folder.rglob("*.json")]
 
 
@@ -117,7 +117,8 @@ def test_positions_are_left_out_of_every_call(start, short_dir):
     folder = short_dir / "dump" / STARTED / "0/Lenet/0/0"
     assert names_in(folder) == {"ReLU.input.0", "ReLU.output.0", "Linear.input.0"}
     (manifest,) = manifests(short_dir / "dump")
-    assert (manifest.status.expected, manifest.status.dropped) == (5, {})
+    # Forward and backward of both.
+    assert (manifest.status.expected, manifest.status.dropped) == (6, {})
 
 
 def test_a_range_is_a_stretch_of_the_program(start, short_dir):

@@ -73,7 +73,7 @@ def start(make_agent, short_dir):
 
 
 def manifests(root: Path) -> list[Manifest]:
-    folder = root / ".dump_metadata/manifest"
+    folder = root / "rank_0/.dump_metadata/manifest"
     return [Manifest.from_json(path.read_bytes()) for path in folder.rglob("*.json")]
 
 

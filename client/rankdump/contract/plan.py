@@ -45,7 +45,7 @@ class Excluded:
     name: str
     """Of an operator, or of a type of operators. What belongs to an operator goes with it."""
     positions: tuple[str, ...] = ()
-    """`input0`, `output1`; empty stands for every tensor of the operator."""
+    """`input0`, `output1`; empty stands for every tensor. Those of a gradient are its own."""
 
 
 @dataclass(frozen=True, slots=True)
