@@ -28,7 +28,8 @@ class Stamps:
 
     def __init__(self, clock_us: Callable[[], int], *, shared: bool) -> None:
         self._clock_us = clock_us
-        self._shared = shared
+        self.shared = shared
+        """Whether tensors of a call share the time of the first one."""
         self._lock = threading.Lock()
         self._last_us = 0
         self._iteration = -1
@@ -39,7 +40,7 @@ class Stamps:
         """Return the time stamp of a tensor of that kind, in us since the epoch."""
         now_us = self._clock_us()
         with self._lock:
-            if not self._shared:
+            if not self.shared:
                 return self._later(now_us)
             if iteration != self._iteration or len(self._calls) >= _REMEMBERED:
                 self._calls.clear()
@@ -55,7 +56,7 @@ class Stamps:
 
     def over(self, graph: int, op_name: str) -> None:
         """Say that a call is over, if it is a forward one: a backward may be called over early."""
-        if self._shared and not op_name.startswith(GRADIENTS):
+        if not op_name.startswith(GRADIENTS):
             with self._lock:
                 self._calls.pop((graph, op_name), None)
 
@@ -132,7 +133,8 @@ class Heads:
 
     def over(self, graph: int, op_name: str) -> None:
         """Say that a call is over: the next one of its name has a time of its own."""
-        self._stamps.over(graph, op_name)
+        if self._stamps.shared:
+            self._stamps.over(graph, op_name)
 
     def of(self, kind: TensorKind, *, iteration: int, switched_on: bool = False) -> RecordHead:
         """Return the head of a record of that kind, stamped now."""

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import rankdump
 from rankdump.contract.manifest import Manifest
@@ -160,6 +161,35 @@ def test_an_operator_that_overflowed_has_one_time(start, short_dir, saved):
         members = [(*call, r.member) for call, r in zip(calls, manifest.records, strict=True)]
         assert len(set(members)) == len(members)
         assert manifest.status.dropped == {}
+
+
+class Repeating(nn.Module):
+    """Runs a part of itself again in the backward, and one module twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+        self.act = nn.Tanh()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(checkpoint(self.inner, self.act(x), use_reentrant=False))
+
+
+def test_every_call_has_a_time_of_its_own(start, short_dir):
+    """Law: outer calls and inner ones, repeated ones and gradients: one time each, and no more."""
+    with start() as session:
+        session.attach(net := Repeating())
+        for i in range(2):
+            session.step(i)
+            net(torch.ones(1, 2, requires_grad=True)).sum().backward()
+    root = short_dir / "dump"
+    assert all(len(names) == 1 for names in operators_by_stamp(root).values())
+    for manifest in manifests(root):
+        names = {record.op_name for record in manifest.records}
+        assert len({record.timestamp_us for record in manifest.records}) == len(names)
+        assert {name.split("/")[0] for name in names} > {"Default", "Gradients", "Recompute"}
+        members = [(r.timestamp_us, r.op_name, r.member) for r in manifest.records]
+        assert len(set(members)) == len(members) == manifest.status.stored
 
 
 def test_the_operator_that_raised_has_one_time_in_its_iteration(start, short_dir):

@@ -57,7 +57,8 @@ class Ranges:
     ) -> None:
         """`model_of` names a graph."""
         self._selection = selection
-        self._any = any(operators.ranges for operators in selection.lists)
+        self.any = any(operators.ranges for operators in selection.lists)
+        """Whether there is any; without one nobody need tell which operators begin."""
         self._model_of, self._warn = model_of, warn
         self._lock = threading.Lock()
         self._graphs: dict[int, list[_Range]] = {}
@@ -71,8 +72,6 @@ class Ranges:
 
     def entered(self, graph: int, op_name: str) -> None:
         """Go on to an operator that begins."""
-        if not self._any:
-            return
         with self._lock:
             ranges = self._graphs.get(graph)
             if ranges is None:

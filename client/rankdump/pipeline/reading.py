@@ -60,6 +60,8 @@ class Reading:
         self._no_elements = in_place_of_elements(plan)
         self._course = course
         self._heads = heads
+        self.over = heads.over
+        """Hears that a call is over: what comes under its name from now on is another one."""
         self._stage = stage
         self._measure = measure
         self._stalls = stalls
@@ -85,10 +87,6 @@ class Reading:
         if isinstance(tensor, str):
             return self.lost(observation.op_name, tensor)
         return self.read(observation._replace(tensor=tensor))
-
-    def over(self, graph: int, op_name: str) -> None:
-        """Say that a call is over: what comes under its name from now on is another one."""
-        self._heads.over(graph, op_name)
 
     def lost(self, op_name: str, reason: str) -> Lost:
         """Return the loss of a tensor of the running iteration."""

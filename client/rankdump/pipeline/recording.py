@@ -74,7 +74,8 @@ class Recording:
 
     def entered(self, graph: int, op_name: str) -> None:
         """Say that a forward call of an operator begins, before any tensor of it comes."""
-        self._ranges.entered(graph, self._named(op_name))
+        if self._ranges.any:
+            self._ranges.entered(graph, self._named(op_name))
 
     def wants(self, graph: int, op_name: str, side: Side) -> bool:
         """Return whether tensors of that operator and side are kept in this iteration."""

@@ -16,6 +16,7 @@ from rankdump.contract.plan import (
 )
 from rankdump.filter import Filter, Unmatched, size_decision
 from rankdump.pipeline.cause import Run, why_nothing
+from rankdump.pipeline.farewell import farewell_of
 
 OP = "Default/network-Net/conv1-Conv2d/Conv2d-op0"
 MARKED = Operators(everything=False, marked=True)
@@ -291,3 +292,30 @@ def test_of_watched_operators_outputs_alone_are_wanted():
         Unmatched("layer", "relu"),
         Unmatched("watcher_nodes", "nobody"),
     )
+
+
+# -- what is said at the end
+
+
+@pytest.mark.parametrize(
+    ("dialect", "entry", "words"),
+    [
+        ("acl", Unmatched("layer", "x", "M"), "dump_list names layer x of model M, which no"),
+        ("acl", Unmatched("opname_range end", "x"), "dump_list names opname_range end x, which no"),
+        ("tf", Unmatched("layer", "x"), "dump_layer names layer x, which no operator matched"),
+        (
+            "mindspore",
+            Unmatched("kernels", "x"),
+            "no operator that ran matches an entry of kernels",
+        ),
+        ("plan", Unmatched("kernels", "x", "M"), "the plan names kernels x of model M, which no"),
+    ],
+)
+@pytest.mark.parametrize("seen", [True, False])
+def test_what_no_operator_matched_is_said(dialect, entry, words, seen):
+    """Law: in the words of the configuration, unless nothing ran that could have matched."""
+    plan = replace(a_plan(), dialect=dialect)
+    said = farewell_of(plan, run(operators_seen=seen, tensors_kept=1), [entry], retired_in=None)
+    assert len(said.notes) == seen
+    assert all(note.startswith(words) for note in said.notes)
+    assert said.warnings == said.notes

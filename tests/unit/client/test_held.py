@@ -62,4 +62,5 @@ def test_the_limit_counts_operators(limit, kept):
 def test_operators_that_never_end_are_forgotten(monkeypatch):
     monkeypatch.setattr("rankdump.held._MAX_OPEN", 2)
     held: Held[str] = Held()
-    assert [held.hold(name, name) for name in "abcd"] == [[], [], ["a"], ["b"]]
+    found = [held.hold((0, name), name) for name in "abcd"]
+    assert found == [[], [], ["a"], ["b"]]

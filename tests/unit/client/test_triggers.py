@@ -17,6 +17,8 @@ from rankdump.contract.plan import (
     Content,
     Delivery,
     DumpPlan,
+    Excluded,
+    Operators,
     Output,
     Precision,
     SavedData,
@@ -385,3 +387,48 @@ def test_outputs_are_not_asked_for_when_inputs_are_what_counts(running):
     assert pipeline.recorder.wants(0, "x", Side.INPUT)
     assert not pipeline.recorder.wants(0, "x", Side.OUTPUT)
     pipeline.close()
+
+
+@pytest.mark.parametrize("trigger", ["overflow", "exception"])
+def test_operators_of_two_models_may_be_called_alike(running, trigger: Trigger):
+    """Law: what becomes of one says nothing about the other, even while both are open."""
+    pipeline = Pipeline(a_plan(trigger), request(), running.address)
+    pipeline.start()
+    recorder = pipeline.recorder
+    for graph in (0, 1):
+        observation = seen("it", Side.INPUT, Tensor(GOOD))
+        recorder.observe(observation._replace(graph=graph))
+    for graph, result in ((0, GOOD), (1, BAD)):
+        observation = seen("it", Side.OUTPUT, Tensor(result))
+        recorder.observe(observation._replace(graph=graph))
+    for graph in (0, 1):
+        recorder.settled(graph, "it", raised=graph == 1)
+    pipeline.end_iteration(ran=True)
+    pipeline.close()
+    assert {r.graph for r in bodies(running, "record")} == {1}
+    assert found(running)[0] == ("it", "input", 0)
+
+
+def test_tensors_that_are_left_out_are_judged_all_the_same(running):
+    """Law: an output that is not kept still tells that its operator overflowed."""
+    left = Operators(without_names=(Excluded("it", ("output0",)),))
+    with rankdump.Session(a_plan("overflow", operators=left), agent=running.address) as session:
+        run(session, "it", BAD, GOOD)
+        run(session, "good", GOOD)
+    assert found(running) == [("it", "input", 0), ("it", "output", 1)]
+    (end,) = bodies(running, "iteration_end")
+    assert (end.expected, dict(end.dropped)) == (2, {})
+
+
+def test_memory_that_is_gone_when_an_operator_raises_is_a_loss(running):
+    """Law: what was referred to is looked at again before it is read."""
+    pipeline = Pipeline(a_plan("exception"), request(), running.address)
+    pipeline.start()
+    tensor = Tensor(GOOD)
+    tensor.again = lambda: "storage_freed"
+    pipeline.recorder.observe(seen("it", Side.INPUT, tensor))
+    pipeline.recorder.settled(0, "it", raised=True)
+    pipeline.end_iteration(ran=True)
+    pipeline.close()
+    (end,) = bodies(running, "iteration_end")
+    assert (end.expected, dict(end.dropped)) == (1, {"storage_freed": 1})

@@ -40,7 +40,7 @@ class Observer:
 
     def tensors(self, op_type: str, op_name: str, side: Side, leaves: Iterable[Leaf]) -> None:
         """Hand over the tensors among the leaves of one side of an operator."""
-        if not self.wants(op_name, side):
+        if not self.recorder.wants(self.graph, op_name, side):
             return
         for leaf in leaves:
             if isinstance(leaf.value, Tensor):
