@@ -1,18 +1,22 @@
-"""Room 2: whether a tensor is kept, and why a run kept none.
+"""Room 2: whether a tensor is kept.
 
 Pure: no clock, no disk, no socket; cached per operator.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from rankdump.contract.key import Side
-from rankdump.contract.plan import DumpPlan, Operators
+from rankdump.contract.plan import UNNAMED, DumpPlan, Operators, Watched
 from rankdump.contract.selection import (
     Verdict,
-    device_verdict,
+    exclusion_verdict,
+    listed_verdict,
     matched_name,
+    named_in,
     operator_verdict,
     side_verdict,
 )
@@ -22,20 +26,49 @@ KEEP = Decision(True)
 # Call numbers make names; a loop without steps must not grow the cache for ever.
 _CACHED_NAMES = 1 << 16
 _NONE = Operators(everything=False)
+_BY_PLACE = Decision(False, "it is outside of every range")
+"""Of an operator that no list names: where the program stands decides."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unmatched:
+    """What a configuration names, and no operator matched."""
+
+    kind: str
+    """In which list it stands."""
+    text: str
+    """As the configuration spells it."""
+    model: str = ""
+    """Whose list it is; empty for that of all models."""
+
+
+Place: TypeAlias = "tuple[int, str, str, Side, int]"
+"""Graph, type and name of an operator, side and slot of one tensor of it."""
+_Matches: TypeAlias = "Callable[[str], bool]"
 
 
 class Filter:
     """A plan's selection of operators and sides, asked by name."""
 
-    def __init__(self, plan: DumpPlan) -> None:
+    def __init__(
+        self,
+        plan: DumpPlan,
+        model_of: Callable[[int], str] = lambda graph: UNNAMED,
+        in_range: Callable[[int, str], bool] = lambda graph, op_name: False,
+    ) -> None:
+        """`model_of` names a graph, `in_range` says whether an operator is within the plan's."""
         self._plan = plan
+        self._selection = selection = plan.selection
+        self._model_of, self._in_range = model_of, in_range
         self._marks: dict[int, frozenset[str]] = {}
-        self._unmatched = _entries(plan.selection.operators)
-        self._asked = self._selected = False
-        # Marks alone differ from graph to graph.
-        self._by_graph = plan.selection.operators.marked
-        self._decided: dict[Side, dict[tuple[str, int | None] | str, Decision]]
+        self._entries = dict(_entries(plan))
+        self._asked = self._selected = self._left_out = False
+        self._excludes = any(each.excludes for each in selection.lists)
+        # Else a name has one answer, whichever graph it is of.
+        self._by_graph = bool(selection.models) or any(each.marked for each in selection.lists)
+        self._decided: dict[Side, dict[tuple[str, int] | str, Decision]]
         self._decided = {side: {} for side in Side}
+        self._excluded: dict[Place, bool] = {}
 
     @property
     def asked(self) -> bool:
@@ -48,24 +81,34 @@ class Filter:
         return self._selected
 
     @property
+    def left_out(self) -> bool:
+        """Whether any tensor of a selected operator was left out."""
+        return self._left_out
+
+    @property
     def marked(self) -> bool:
         """Whether the script marked any operator."""
         return any(self._marks.values())
 
     @property
-    def unmatched(self) -> tuple[str, ...]:
-        """Entries of `kernels` that no operator matched so far, as the configuration has them."""
-        return tuple(self._unmatched)
+    def unmatched(self) -> tuple[Unmatched, ...]:
+        """Entries of the plan's lists that no operator matched so far."""
+        return tuple(self._entries)
 
     def mark(self, graph: int, names: frozenset[str]) -> None:
         """Say which scopes and parameters of a graph the script marked with `set_dump`."""
         if self._marks.get(graph) != names:
             self._marks[graph] = names
-            for known in self._decided.values():
-                known.clear()
+            self.forget()
 
-    def decide(self, op_name: str, side: Side, graph: int | None = None) -> Decision:
-        """Decide on the tensors on one side of an operator; None stands for any graph."""
+    def forget(self) -> None:
+        """Decide anew: something else than a name has changed."""
+        self._excluded.clear()
+        for known in self._decided.values():
+            known.clear()
+
+    def decide(self, op_name: str, side: Side, graph: int) -> Decision:
+        """Decide on the tensors on one side of an operator."""
         known = self._decided[side]
         place = (op_name, graph) if self._by_graph else op_name
         decision = known.get(place)
@@ -73,26 +116,61 @@ class Filter:
             if len(known) >= _CACHED_NAMES:
                 known.clear()
             decision = known[place] = self._decide(op_name, side, graph)
+        if decision is _BY_PLACE and self._in_range(graph, op_name):
+            self._selected = True
+            return KEEP
         return decision
 
-    def _decide(self, op_name: str, side: Side, graph: int | None) -> Decision:
-        self._asked = True
-        for entry, alone in list(self._unmatched.items()):
-            if operator_verdict(alone, op_name).accepted:
-                self._unmatched.pop(entry, None)
-        verdict = operator_verdict(self._plan.selection.operators, op_name)
-        if verdict.accepted and self._plan.selection.operators.marked:
-            verdict = self._mark_verdict(op_name, graph)
-        if verdict.accepted:
-            verdict = side_verdict(self._plan, side)
-        self._selected = self._selected or verdict.accepted
-        return KEEP if verdict.accepted else Decision(False, verdict.reason)
+    def leaves_out(self, place: Place) -> bool:
+        """Return whether a tensor is left out although its operator is selected."""
+        if not self._excludes:
+            return False
+        graph, op_type, op_name, side, slot = place
+        found = self._excluded.get(place)
+        if found is None:
+            if len(self._excluded) >= _CACHED_NAMES:
+                self._excluded.clear()
+            operators = self._selection.operators_of(self._model_of(graph))
+            verdict = exclusion_verdict(operators, op_type, op_name, side, slot)
+            found = self._excluded[place] = not verdict.accepted
+        self._left_out = self._left_out or found
+        return found
 
-    def _mark_verdict(self, op_name: str, graph: int | None) -> Verdict:
+    def _decide(self, op_name: str, side: Side, graph: int) -> Decision:
+        self._asked = True
+        model = self._model_of(graph) if self._by_graph else ""
+        operators = self._selection.operators_of(model)
+        self._match(op_name, "" if operators is self._selection.operators else model)
+        verdict = self._verdict(operators, op_name, side, graph)
+        accepted = verdict.accepted
+        if accepted or operators.ranges:
+            verdict = side_verdict(self._plan, side)
+        self._selected = self._selected or (accepted and verdict.accepted)
+        if not verdict.accepted:
+            return Decision(False, verdict.reason)
+        return KEEP if accepted else _BY_PLACE
+
+    def _match(self, op_name: str, model: str) -> None:
+        for entry, matches in list(self._entries.items()):
+            if entry.model == model and matches(op_name):
+                self._entries.pop(entry, None)
+
+    def _verdict(self, operators: Operators, op_name: str, side: Side, graph: int) -> Verdict:
+        watched = self._selection.watched
+        if watched is not None:
+            found = side is Side.OUTPUT and named_in(watched.nodes, op_name)
+            return Verdict(found, "" if found else "it is not watched")
+        if operators.ranges and not operators.everything:
+            return listed_verdict(operators, op_name)
+        verdict = operator_verdict(operators, op_name)
+        if verdict.accepted and operators.marked:
+            return self._mark_verdict(op_name, graph)
+        return verdict
+
+    def _mark_verdict(self, op_name: str, graph: int) -> Verdict:
         own = matched_name(op_name)
         names = (own, own.removeprefix("Default/").rpartition("/")[0])
-        graphs = self._marks if graph is None else (graph,)
-        if any(name in self._marks.get(number, ()) for number in graphs for name in names):
+        if any(name in self._marks.get(graph, ()) for name in names):
             return Verdict(True)
         return Verdict(False, "set_dump did not mark it")
 
@@ -102,81 +180,36 @@ def size_decision(byte_count: int) -> Decision:
     return KEEP if byte_count else Decision(False, "it has no elements")
 
 
-def _entries(operators: Operators) -> dict[str, Operators]:
-    """Return each entry of `kernels` as the configuration spells it, with itself alone."""
-    if operators.everything or operators.marked:
-        return {}
-    return {
-        **{name: replace(_NONE, names=(name,)) for name in operators.names},
-        **{kind: replace(_NONE, types=(kind,)) for kind in operators.types},
-        **{f"name-regex({p})": replace(_NONE, patterns=(p,)) for p in operators.patterns},
-    }
+def _entries(plan: DumpPlan) -> Iterable[tuple[Unmatched, _Matches]]:
+    """Return each entry of the plan's lists, and which operators it means."""
+    selection = plan.selection
+    if selection.watched is not None:
+        yield from _watched_entries(selection.watched)
+        return
+    for model, operators in (("", selection.operators), *selection.models):
+        if not (operators.everything or operators.marked):
+            for kind, text, alone in _lists(operators):
+                yield Unmatched(kind, text, model), _listed_by(alone)
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """What a rank's run amounted to, for explaining an empty dump."""
-
-    device: int
-    iterations_seen: int
-    iterations_armed: int
-    last_iteration: int
-    operators_seen: bool
-    tensors_kept: int
-    tensors_lost: int = 0
-    operators_selected: bool = True
-    marked: bool = False
-    switched: bool = False
-    """The script used `dump_start` or `dump_stop`."""
+def _lists(operators: Operators) -> Iterable[tuple[str, str, Operators]]:
+    """Return each entry as the configuration spells it, with itself alone."""
+    one = replace(_NONE, spelt=operators.spelt)
+    kind = "layer" if operators.spelt else "kernels"
+    yield from ((kind, name, replace(one, names=(name,))) for name in operators.names)
+    yield from ((kind, word, replace(one, types=(word,))) for word in operators.types)
+    for pattern in operators.patterns:
+        yield kind, f"name-regex({pattern})", replace(one, patterns=(pattern,))
+    for bounds in operators.ranges:
+        for word, name in zip(("begin", "end"), bounds, strict=True):
+            yield f"opname_range {word}", name, replace(_NONE, names=(name,), spelt=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Cause:
-    """Why nothing was dumped."""
-
-    reason: str
-    fault: bool = True
-    """False when an empty dump is what the plan hopes for."""
+def _watched_entries(watched: Watched) -> Iterable[tuple[Unmatched, _Matches]]:
+    for kind, names in (("layer", watched.layers), ("watcher_nodes", watched.nodes)):
+        for name in names:
+            yield Unmatched(kind, name), lambda op_name, name=name: named_in((name,), op_name)
 
 
-def why_nothing(plan: DumpPlan, run: Run) -> Cause | None:
-    """Return why a run dumped nothing; None when it did dump something."""
-    if run.tensors_kept:
-        return None
-    early = _never_armed(plan, run)
-    if early:
-        return Cause(early)
-    if not run.operators_seen:
-        return Cause("no operator was observed: is the model that runs the one given to attach()?")
-    if not run.operators_selected:
-        return Cause(_selected_nothing(plan, run))
-    if run.tensors_lost:
-        return Cause(f"every one of the {run.tensors_lost} tensors that the plan selects was lost")
-    if plan.selection.trigger == "overflow":
-        return Cause("no overflow occurred: every output was finite", fault=False)
-    if plan.selection.trigger == "exception":
-        words = "no operator was seen to raise; errors in computing gradients are not traced to one"
-        return Cause(words, fault=False)
-    return Cause("what the plan selects handed over no tensor with elements")
-
-
-def _never_armed(plan: DumpPlan, run: Run) -> str:
-    device = device_verdict(plan, run.device)
-    if not device.accepted:
-        return device.reason
-    if not run.iterations_seen:
-        return "no iteration ran"
-    if run.iterations_armed:
-        return ""
-    if run.switched:
-        return "dump_stop() was called, and no dump_start() after it"
-    ran = f"the {run.iterations_seen} that ran, up to {run.last_iteration}"
-    return f'iteration "{plan.selection.iterations.text}" selects none of {ran}'
-
-
-def _selected_nothing(plan: DumpPlan, run: Run) -> str:
-    if not plan.selection.operators.marked:
-        return "kernels and input_output match no operator that ran"
-    if not run.marked:
-        return "dump_mode 2 keeps what set_dump() marks, and it marked nothing"
-    return "set_dump() and input_output match no operator that ran"
+def _listed_by(operators: Operators) -> _Matches:
+    return lambda op_name: listed_verdict(operators, op_name).accepted

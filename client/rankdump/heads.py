@@ -13,6 +13,7 @@ from rankdump.contract.figure_rows import TensorKind
 from rankdump.contract.key import Side, TensorKey
 from rankdump.contract.layout.layouts import DEFAULT_LAYOUT, Layout
 from rankdump.contract.plan import UNNAMED
+from rankdump.contract.selection import GRADIENTS
 from rankdump.values import Observation, TensorSource
 
 _REMEMBERED = 1 << 14
@@ -27,7 +28,8 @@ class Stamps:
 
     def __init__(self, clock_us: Callable[[], int], *, shared: bool) -> None:
         self._clock_us = clock_us
-        self._shared = shared
+        self.shared = shared
+        """Whether tensors of a call share the time of the first one."""
         self._lock = threading.Lock()
         self._last_us = 0
         self._iteration = -1
@@ -38,7 +40,7 @@ class Stamps:
         """Return the time stamp of a tensor of that kind, in us since the epoch."""
         now_us = self._clock_us()
         with self._lock:
-            if not self._shared:
+            if not self.shared:
                 return self._later(now_us)
             if iteration != self._iteration or len(self._calls) >= _REMEMBERED:
                 self._calls.clear()
@@ -51,6 +53,12 @@ class Stamps:
                 self._calls[call] = stamp_us, had
             had.add(place)
             return stamp_us
+
+    def over(self, graph: int, op_name: str) -> None:
+        """Say that a call is over, if it is a forward one: a backward may be called over early."""
+        if not op_name.startswith(GRADIENTS):
+            with self._lock:
+                self._calls.pop((graph, op_name), None)
 
     def _later(self, now_us: int) -> int:
         self._last_us = stamp_us = max(now_us, self._last_us + 1)
@@ -77,8 +85,9 @@ class Heads:
         self._kinds: dict[tuple[int, str, Side, int], TensorKind] = {}
 
     def name_model(self, graph: int, name: str) -> None:
-        """Say what the model of a graph is called, before any tensor of it comes."""
+        """Say what the model of a graph is called; what was called otherwise is forgotten."""
         self._models[graph] = name
+        self._kinds.clear()
 
     def model(self, graph: int) -> str:
         """Return what the model of a graph is called."""
@@ -121,6 +130,11 @@ class Heads:
     def stamp(self, kind: TensorKind, iteration: int) -> int:
         """Return the time in us that names the file of a tensor, or sorts its row."""
         return self._stamps.next(kind, iteration)
+
+    def over(self, graph: int, op_name: str) -> None:
+        """Say that a call is over: the next one of its name has a time of its own."""
+        if self._stamps.shared:
+            self._stamps.over(graph, op_name)
 
     def of(self, kind: TensorKind, *, iteration: int, switched_on: bool = False) -> RecordHead:
         """Return the head of a record of that kind, stamped now."""

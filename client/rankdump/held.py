@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 T = TypeVar("T")
+Operator: TypeAlias = "tuple[int, str]"
+"""Its graph and its name: two models may call an operator alike."""
 
 # A loop without steps, of operators that never end, must not be remembered for ever.
 _MAX_OPEN = 1 << 14
@@ -24,12 +26,12 @@ class _Open(Generic[T]):
 
 
 class Held(Generic[T]):
-    """Items by the name of their operator; safe to use from several threads."""
+    """Items by their operator; safe to use from several threads."""
 
     def __init__(self, limit: int = 0) -> None:
         self._lock = threading.Lock()
         self._limit = limit
-        self._open: dict[str, _Open[T]] = {}
+        self._open: dict[Operator, _Open[T]] = {}
         self._kept = 0
 
     @property
@@ -37,23 +39,23 @@ class Held(Generic[T]):
         """Whether as many operators were kept as the limit allows; 0 allows any number."""
         return 0 < self._limit <= self._kept
 
-    def keeps(self, op_name: str) -> bool:
+    def keeps(self, call: Operator) -> bool:
         """Return whether an operator that is not over is being kept."""
-        found = self._open.get(op_name)
+        found = self._open.get(call)
         return found is not None and found.kept
 
-    def hold(self, op_name: str, item: T) -> list[T]:
+    def hold(self, call: Operator, item: T) -> list[T]:
         """Let an item wait for its operator; return what nothing waits for any more."""
         with self._lock:
-            self._open.setdefault(op_name, _Open()).items.append(item)
+            self._open.setdefault(call, _Open()).items.append(item)
             if len(self._open) <= _MAX_OPEN:
                 return []
             return self._open.pop(next(iter(self._open))).items
 
-    def keep(self, op_name: str) -> list[T]:
+    def keep(self, call: Operator) -> list[T]:
         """Keep an operator, if the limit allows; return what waited for that."""
         with self._lock:
-            operator = self._open.setdefault(op_name, _Open())
+            operator = self._open.setdefault(call, _Open())
             if self.full and not operator.kept:
                 return []
             self._kept += not operator.kept
@@ -61,10 +63,10 @@ class Held(Generic[T]):
             items, operator.items = operator.items, []
             return items
 
-    def settle(self, op_name: str) -> list[T]:
+    def settle(self, call: Operator) -> list[T]:
         """Say that an operator is over; return what waited for nothing."""
         with self._lock:
-            operator = self._open.pop(op_name, None)
+            operator = self._open.pop(call, None)
             return operator.items if operator is not None else []
 
     def clear(self) -> list[T]:

@@ -77,7 +77,7 @@ class Frames:
         record = agent_pb2.Record(
             kind=kind_of(array, op_name=op_name, **({"dtype": dtype} if dtype else {}), **about),
             iteration=iteration,
-            timestamp_us=STAMP + sequence,
+            timestamp_us=fields.pop("timestamp_us", STAMP + sequence),
             data=data if first_bytes is None else data[:first_bytes],
             **fields,
         )
@@ -91,13 +91,15 @@ class Frames:
         iteration: int = 0,
         degraded: bool = False,
         switched_on: bool = False,
+        stamps: list[int] | None = None,
         **fields: Any,
     ) -> agent_pb2.Frame:
         """Return rows of figures; the first has the time of a record with that number."""
+        times = stamps or range(STAMP + sequence, STAMP + sequence + len(rows))
         body = agent_pb2.FigureRows(
             iteration=iteration,
             kinds=[kind_of(array, **fields) for array, _ in rows],
-            timestamps_us=range(STAMP + sequence, STAMP + sequence + len(rows)),
+            timestamps_us=times,
             figures=[text for _, text in rows],
             degraded=degraded,
             switched_on=switched_on,
@@ -226,6 +228,8 @@ class Rank:
     profile: str = "ms2.3"
     device_target: str = "CPU"
     root_text: str = ""
+    output: dict[str, Any] = field(default_factory=dict)
+    """More of the plan's output."""
     config_source: bytes = b'{"common_dump_settings": {}}'
     channel: grpc.Channel = field(init=False)
     stub: agent_pb2_grpc.AgentServiceStub = field(init=False)
@@ -238,7 +242,7 @@ class Rank:
 
     def open(self) -> agent_pb2.OpenSessionResponse:
         root = self.root_text or str(self.root)
-        output = Output(root=root, codec=self.codec, profile=self.profile)
+        output = Output(root=root, codec=self.codec, profile=self.profile, **self.output)
         plan = DumpPlan(output, self.selection, self.content, self.delivery)
         response = self.stub.OpenSession(
             agent_pb2.OpenSessionRequest(

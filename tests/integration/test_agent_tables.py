@@ -313,7 +313,7 @@ class TestRestarts:
         )
         assert stream.finish() is grpc.StatusCode.OK
         (finding,) = rank.status().findings
-        assert finding.startswith("rank 0, statistic.csv: rows have to wait: ")
+        assert finding.startswith("rank 0, tables of figures: rows have to wait: ")
         manifests = rank.root / "rank_0" / ".dump_metadata" / "manifest"
         assert not manifests.exists()
         path.rmdir()

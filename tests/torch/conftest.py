@@ -59,6 +59,8 @@ class FakeRecorder:
     events: list[Finished] = field(default_factory=list)
     lost: list[tuple[str, Side, str]] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    entries: list[str] = field(default_factory=list)
+    """Forward calls that began."""
     settlements: list[tuple[str, bool]] = field(default_factory=list)
     settled_with: dict[str, int] = field(default_factory=dict)
     """Tensors of an operator that were there when it was settled."""
@@ -75,7 +77,10 @@ class FakeRecorder:
     limits: dict[str, GroupTimeout] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def wants(self, op_name: str, side: Side) -> bool:
+    def entered(self, graph: int, op_name: str) -> None:
+        self.entries.append(op_name)
+
+    def wants(self, graph: int, op_name: str, side: Side) -> bool:
         self.asked += 1
         return self.armed and self.wanted(op_name, side)
 
@@ -98,10 +103,12 @@ class FakeRecorder:
                 )
             )
 
-    def lose(self, op_name: str, side: Side, reason: str) -> None:
+    def lose(
+        self, graph: int, op_type: str, op_name: str, side: Side, slot: int, reason: str
+    ) -> None:
         self.lost.append((op_name, side, reason))
 
-    def settled(self, op_name: str, *, raised: bool = False) -> None:
+    def settled(self, graph: int, op_name: str, *, raised: bool = False) -> None:
         with self.lock:
             self.settlements.append((op_name, raised))
             self.settled_with[op_name] = sum(taken.op_name == op_name for taken in self.taken)
@@ -187,15 +194,15 @@ class Deciding(FakeRecorder):
         if written and not observation.tensor.finite():
             self.overflowed.add(name)
 
-    def settled(self, op_name: str, *, raised: bool = False) -> None:
+    def settled(self, graph: int, op_name: str, *, raised: bool = False) -> None:
         for observation in self.held.pop(op_name, []):
             if raised and not observation.tensor.changed():
                 super().observe(observation)
             elif raised:
-                self.lose(op_name, observation.side, "changed_in_place")
+                self.lose(*observation[:5], "changed_in_place")
         if raised:
             self.raised.append(op_name)
-        super().settled(op_name, raised=raised)
+        super().settled(graph, op_name, raised=raised)
 
 
 @pytest.fixture

@@ -365,3 +365,39 @@ def test_interrupted_calls_are_not_settled_twice(deciding) -> None:
     hook.iteration_begins(1, armed=True)
     hook.detach()
     assert recorder.settlements == []
+
+
+def test_forward_calls_are_entered_before_their_tensors(recorder, observed) -> None:
+    """Law: in the order in which they begin, outer ones first; a repeated call is none."""
+
+    class Repeating(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(2, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return checkpoint(self.fc, x, use_reentrant=False)
+
+    entered_with: dict[str, int] = {}
+    recorder.entered = lambda graph, name: entered_with.setdefault(name, len(recorder.taken))
+    model = nn.Sequential(nn.Identity(), Repeating())
+    with observed(model, recorder):
+        model(torch.ones(1, 2, requires_grad=True)).sum().backward()
+    names = ["Sequential", "0-Identity/Identity", "1-Repeating/Repeating"]
+    names += ["1-Repeating/fc-Linear/Linear"]
+    full = [f"{AT}Sequential/{name}-op0" for name in names]
+    assert list(entered_with) == full
+    first = {name: [t.op_name for t in recorder.taken].index(name) for name in full}
+    assert all(entered_with[name] <= first[name] for name in full)
+    assert any(name.startswith("Recompute/") for name, *_ in recorder.keys)
+
+
+def test_what_failed_is_said_in_full(recorder, observed) -> None:
+    """Law: a loss has all that its tensor would have had."""
+    lost: list[tuple[object, ...]] = []
+    recorder.lose = lambda *place: lost.append(place)
+    model = nn.Linear(2, 2)
+    with observed(nn.Sequential(model), recorder):
+        model.weight.grad = torch.ones(2, 2).to_sparse()
+    place = (0, "Parameter", "Gradients/0.weight", Side.OUTPUT, 0, "unsupported_sparse")
+    assert place in lost

@@ -266,3 +266,45 @@ def test_elements_are_lent_where_they_lie_as_they_are_copied(tensor: Tensor, pac
     lent = source.elements()
     assert (lent is not None) is packed
     assert lent is None or bytes(lent) == read(tensor)
+
+
+def test_memory_stays_and_the_graph_goes() -> None:
+    """Law: what is referred to shows what is there by now, whoever wrote it, and no gradients."""
+    tensor = torch.ones(2, 2, requires_grad=True) * 2
+    source = source_of(tensor.t())
+    assert isinstance(source, TorchTensor)
+    lasting = source.memory()
+    assert lasting.tensor.grad_fn is None
+    with torch.no_grad():
+        tensor[0, 1] = 7
+    again = lasting.again()
+    assert isinstance(again, TorchTensor)
+    assert np.frombuffer(again.copied(), "f4").tolist() == [2, 2, 7, 2]
+    assert tensor.grad_fn is not None
+
+
+@pytest.mark.parametrize(
+    ("view", "left_bytes", "readable"),
+    [
+        (lambda t: t, 64, True),
+        (lambda t: t, 60, False),
+        (lambda t: t, 0, False),
+        (lambda t: t[2:], 60, False),
+        (lambda t: t[:2], 32, True),
+        (lambda t: t[:2].t(), 28, False),
+        (lambda t: t[:, :1], 52, True),
+        (lambda t: t[:0], 4, True),
+        (lambda t: t[0, 0].expand(1000), 4, True),
+    ],
+)
+def test_memory_that_is_gone_is_not_read(view, left_bytes: int, readable: bool) -> None:
+    """Law: not a byte beyond what is left of the storage is looked at."""
+    tensor = torch.arange(16, dtype=torch.float32).reshape(4, 4)
+    source = source_of(view(tensor))
+    assert isinstance(source, TorchTensor)
+    lasting = source.memory()
+    tensor.untyped_storage().resize_(left_bytes)
+    again = lasting.again()
+    assert isinstance(again, TorchTensor) is readable
+    if not isinstance(again, TorchTensor):
+        assert again == "storage_freed"

@@ -86,24 +86,25 @@ class ArrayCalls:
     ) -> None:
         """Hand over one array; one that no file can hold is lost."""
         operator = self._operator(graph, op_type, op_name)
-        source = self._source(op_name, side, array)
+        source = self._source((graph, op_type, op_name, side, slot), array)
         if source is None:
             return
         if side is Side.INPUT:
             operator.inputs.add(slot)
         else:
             operator.outputs[slot] = TensorType(source.dtype, source.shape)
-        state = op_type == PARAMETER and not is_gradient(op_name)
+        state = _is_state(op_type, op_name)
         self._recorder.observe(
             Observation(graph, op_type, op_name, side, slot, "", source, state=state)
         )
 
     def constant(self, name: str, array: npt.ArrayLike, graph: int) -> None:
         """Hand over a constant, in the first armed iteration from now on."""
-        source = self._source(name, Side.OUTPUT, array)
+        place = (graph, PARAMETER, name, Side.OUTPUT, 0)
+        source = self._source(place, array)
         if source is not None:
-            place = (graph, PARAMETER, name, Side.OUTPUT, 0, "constant", source)
-            self._constants[graph, name] = Observation(*place, state=True, constant=True)
+            found = Observation(*place, "constant", source, state=True, constant=True)
+            self._constants[graph, name] = found
             self.armed()
 
     def armed(self) -> None:
@@ -124,6 +125,8 @@ class ArrayCalls:
         if current is None or (current.graph, current.name) != (graph, name):
             self._finish(thread)
             lines = lines_now() if self._recorder.describing else ()
+            if not _is_state(op_type, name):
+                self._recorder.entered(graph, name)
             begun = self._recorder.started(graph=graph, name=name)
             current = _Open(graph, op_type, name, begun, lines)
             self._open[thread] = current
@@ -136,15 +139,22 @@ class ArrayCalls:
         self._recorder.finished(operator.begun)
         if self._recorder.describing:
             self._recorder.describe(operator.graph, operator.node)
-        self._recorder.settled(operator.name, raised=raised)
+        self._recorder.settled(operator.graph, operator.name, raised=raised)
 
-    def _source(self, op_name: str, side: Side, array: npt.ArrayLike) -> ArraySource | None:
+    def _source(
+        self, place: tuple[int, str, str, Side, int], array: npt.ArrayLike
+    ) -> ArraySource | None:
         try:
             return ArraySource(array)
         except (UnsupportedError, TypeError, ValueError) as error:
-            logger.debug("array of %s refused: %s", op_name, error)
-            self._recorder.lose(op_name, side, UNSUPPORTED_DTYPE)
+            logger.debug("array of %s refused: %s", place[2], error)
+            self._recorder.lose(*place, UNSUPPORTED_DTYPE)
         except Exception as error:  # the script's own object decides how numpy views it
             self._recorder.warn_once(f"numpy cannot view an array: {error}")
-            self._recorder.lose(op_name, side, UNREADABLE)
+            self._recorder.lose(*place, UNREADABLE)
         return None
+
+
+def _is_state(op_type: str, op_name: str) -> bool:
+    """Return whether it is a weight as it stands: nothing that the program ran."""
+    return op_type == PARAMETER and not is_gradient(op_name)

@@ -78,6 +78,14 @@ class ArraySource:
         """Return False: an array keeps no record of changes."""
         return False
 
+    def memory(self) -> ArraySource:
+        """Return the source itself: it is a view of memory and no more."""
+        return self
+
+    def again(self) -> ArraySource | str:
+        """Return the source itself: an array keeps its memory as long as it is viewed."""
+        return self
+
     def figures(self, items: tuple[str, ...], precision: Precision) -> Deferred | None:
         """Return None: an array lies in host memory."""
         return None

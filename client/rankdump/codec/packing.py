@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rankdump.codec import Buffer, Codec
+from rankdump.codec.stored import stored_frame
 
 KEPT_SHARE = 0.875
 """A packed file may have at most this share of the plain one's bytes: ZFS asks as much of a block.
@@ -44,6 +45,26 @@ def pack(codec: Codec, parts: Sequence[Buffer]) -> Packed:
             return plain
     packed = codec.encode(parts)
     return Packed(codec.suffix, packed) if _pays(packed, size) else plain
+
+
+def pack_each(codec: Codec, parts: Sequence[Buffer]) -> Packed:
+    """Return every part that has bytes as a frame of its own, whether packing it pays or not.
+
+    So files may be put together of such parts without a look inside.
+    """
+    if not codec.suffix:
+        return Packed("", parts)
+    return Packed(
+        codec.suffix, [piece for part in parts if len(part) for piece in _frame(codec, part)]
+    )
+
+
+def _frame(codec: Codec, part: Buffer) -> Sequence[Buffer]:
+    if len(part) > SMALL_BYTES:
+        sample = _sample(part)
+        if not _pays(codec.encode((sample,)), len(sample)):
+            return stored_frame(part)
+    return codec.encode((part,))
 
 
 def _pays(packed: Sequence[Buffer], plain_bytes: int) -> bool:

@@ -43,9 +43,9 @@ class Excluded:
     """Tensors that are left out although their operator is selected."""
 
     name: str
-    """Of an operator, or of a type of operators: exact."""
+    """Of an operator, or of a type of operators. What belongs to an operator goes with it."""
     positions: tuple[str, ...] = ()
-    """`input0`, `output1`; empty stands for every tensor of the operator."""
+    """`input0`, `output1`; empty stands for every tensor. Those of a gradient are its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +53,9 @@ class Watched:
     """Operators whose outputs are read again each time that another one has run."""
 
     layers: tuple[str, ...]
-    """Operators after which it is done, by full scope name."""
+    """Operators after which it is done, by full scope name or as `Operators.spelt` says."""
     nodes: tuple[str, ...]
-    """Operators whose outputs are read then, by full scope name."""
+    """Operators whose outputs are read then, of the same model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +72,18 @@ class Operators:
     marked: bool = False
     """Those that the script marked with `set_dump`; the lists do not matter then."""
     ranges: tuple[tuple[str, str], ...] = ()
-    """First and last of a stretch of the program, full scope names: they add to the lists."""
+    """First and last of a stretch of the program, spelt in any way: they add to the lists."""
     without_types: tuple[Excluded, ...] = ()
     """Left out of what the lists select, by type of operator."""
     without_names: tuple[Excluded, ...] = ()
-    """Left out of what the lists select, by full scope name."""
+    """Left out of what the lists select, by name, spelt in any way."""
+    spelt: bool = False
+    """Names may be spelt in any way: as files spell them, and as scope or path of the module."""
+
+    @property
+    def excludes(self) -> bool:
+        """Whether anything is left out of what the lists select."""
+        return bool(self.without_types or self.without_names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +103,18 @@ class Selection:
     overflow_limit: int = 0
     """After how many operators with an overflow a rank stops; 0 is never."""
     models: tuple[tuple[str, Operators], ...] = ()
-    """Operators of models by the model's name, in the place of `operators`."""
+    """Operators of models by the name of the model's folder, in the place of `operators`."""
     watched: Watched | None = None
     """With this set, nothing but outputs that are read again is kept."""
 
     def operators_of(self, model: str) -> Operators:
         """Return which operators of a model are selected."""
         return next((operators for name, operators in self.models if name == model), self.operators)
+
+    @property
+    def lists(self) -> tuple[Operators, ...]:
+        """All that is said of operators, for whichever model."""
+        return (self.operators, *(operators for _, operators in self.models))
 
 
 @dataclass(frozen=True, slots=True)

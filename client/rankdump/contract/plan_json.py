@@ -99,6 +99,7 @@ def _operators(body: dict[str, Any]) -> Operators:
     return Operators(
         everything=bool(body["everything"]),
         marked=bool(body["marked"]),
+        spelt=bool(body["spelt"]),
         ranges=tuple((str(first), str(last)) for first, last in body["ranges"]),
         without_types=tuple(map(_excluded, body["without_types"])),
         without_names=tuple(map(_excluded, body["without_names"])),

@@ -29,6 +29,7 @@ from rankdump.pipeline.declaring import Declaring
 from rankdump.pipeline.farewell import farewell_of, run_of
 from rankdump.pipeline.limits import Limits
 from rankdump.pipeline.outlet import Outlet
+from rankdump.pipeline.ranges import Ranges
 from rankdump.pipeline.reading import COPY_FAILED, Reading
 from rankdump.pipeline.recording import Recording
 from rankdump.pipeline.triggers import Trigger, trigger_of
@@ -61,7 +62,9 @@ class Pipeline:
         self._course = Course(plan, request.device)
         self._voice = Voice(address, plan.delivery.buffer_bytes)
         self._accounts, self._stalls = Accounts(), Stalls()
-        self._filter = Filter(plan)
+        self._heads = heads_of(plan, request.rank)
+        self._ranges = Ranges(plan.selection, self._heads.model, self._voice.once)
+        self._filter = Filter(plan, self._heads.model, self._ranges.holds)
         # One rank's events alone would read as a job in which all others are missing.
         self._trace = Trace(stalled_us=self._stalls.total_us, keeps=not self._quiet)
         self._sketch = Sketch()
@@ -99,7 +102,6 @@ class Pipeline:
             on_lost=self._voice.lost,
             batch_rows=batch_rows(plan),
         )
-        self._heads = heads_of(plan, request.rank)
         self._trigger = self._make_trigger()
         self.recorder: Recording = self._make_recorder()
         """What adapters hand operators and events to."""
@@ -131,6 +133,7 @@ class Pipeline:
     def begin_iteration(self, iteration: int) -> None:
         """Make this the running iteration."""
         self._course.begin(iteration)
+        self._ranges.restart()
         self._trace.begin_iteration(iteration)
 
     def end_iteration(self, *, ran: bool) -> None:
@@ -151,6 +154,7 @@ class Pipeline:
     def switch(self, on: bool) -> None:
         """Dump from now on, or no longer, whatever iterations the plan names."""
         self._course.switch(on)
+        self._ranges.restart()
         if not on:
             self._trigger.end()
 
@@ -162,6 +166,7 @@ class Pipeline:
     def add_model(self, graph: int, name: str) -> None:
         """Say that a model was added, and what it is called: its operators are to be described."""
         self._heads.name_model(graph, name)
+        self._filter.forget()
         self._course.describe_again()
 
     # -- the end
@@ -241,6 +246,7 @@ class Pipeline:
             self._course,
             self._filter,
             self._trigger,
+            self._ranges,
             trace=self._trace,
             sketch=self._sketch,
             aliases=Aliases() if profile_of(self._plan).short_names else None,

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from rankdump.accounts import Accounts
 from rankdump.contract.plan import DumpPlan
-from rankdump.filter import Filter, Run, why_nothing
+from rankdump.filter import Filter, Unmatched
+from rankdump.pipeline.cause import LISTS, Run, why_nothing
 from rankdump.pipeline.course import Course
 
 
@@ -34,17 +35,18 @@ def run_of(device: int, course: Course, selection: Filter, accounts: Accounts) -
         tensors_kept=accounts.kept,
         tensors_lost=sum(accounts.losses.values()),
         operators_selected=selection.selected,
+        left_out=selection.left_out,
         marked=selection.marked,
         switched=course.switched,
     )
 
 
 def farewell_of(
-    plan: DumpPlan, run: Run, unmatched: Sequence[str], *, retired_in: int | None
+    plan: DumpPlan, run: Run, unmatched: Sequence[Unmatched], *, retired_in: int | None
 ) -> Farewell:
-    """Return what there is to say, given the entries of `kernels` that matched nothing."""
+    """Return what there is to say, given the entries of lists that matched nothing."""
     # As long as no operator was asked for, an entry had no chance to match.
-    unused = [_unused(entry) for entry in unmatched] if run.operators_seen else []
+    unused = [_unused(plan, entry) for entry in unmatched] if run.operators_seen else []
     warnings, remarks, notes = list(unused), list[str](), list(unused)
     cause = why_nothing(plan, run)
     if cause is not None:
@@ -63,6 +65,11 @@ def farewell_of(
     return Farewell(tuple(warnings), tuple(remarks), tuple(notes))
 
 
-def _unused(entry: str) -> str:
-    """Return a sentence with the words MindSpore has for it (mindspore-dump.md 9.2)."""
-    return f"no operator that ran matches an entry of kernels: Unused Kernel in json: {entry}"
+def _unused(plan: DumpPlan, entry: Unmatched) -> str:
+    """Return a sentence with the words that the dialect has for it (mindspore-dump.md 9.2)."""
+    text = entry.text
+    if entry.kind == "kernels" and not entry.model:
+        return f"no operator that ran matches an entry of kernels: Unused Kernel in json: {text}"
+    model = f" of model {entry.model}" if entry.model else ""
+    names = LISTS.get(plan.dialect, "the plan")
+    return f"{names} names {entry.kind} {text}{model}, which no operator matched"

@@ -60,6 +60,8 @@ class Reading:
         self._no_elements = in_place_of_elements(plan)
         self._course = course
         self._heads = heads
+        self.over = heads.over
+        """Hears that a call is over: what comes under its name from now on is another one."""
         self._stage = stage
         self._measure = measure
         self._stalls = stalls
@@ -74,6 +76,17 @@ class Reading:
             return self.lost(observation.op_name, COPY_FAILED)
         finally:
             self._stalls.end()
+
+    def read_again(self, observation: Observation) -> Read:
+        """Copy or measure a tensor that was referred to, as it is now."""
+        try:
+            tensor = observation.tensor.again()
+        except Exception:  # as above
+            logger.debug("tensor unknown", exc_info=True)
+            return self.lost(observation.op_name, COPY_FAILED)
+        if isinstance(tensor, str):
+            return self.lost(observation.op_name, tensor)
+        return self.read(observation._replace(tensor=tensor))
 
     def lost(self, op_name: str, reason: str) -> Lost:
         """Return the loss of a tensor of the running iteration."""

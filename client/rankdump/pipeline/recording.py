@@ -13,6 +13,7 @@ from rankdump.contract.key import Side
 from rankdump.contract.timeouts import GroupTimeout
 from rankdump.filter import Filter, size_decision
 from rankdump.pipeline.course import Course
+from rankdump.pipeline.ranges import Ranges
 from rankdump.pipeline.reading import Lost
 from rankdump.pipeline.triggers import Trigger
 from rankdump.pipeline.voice import Voice
@@ -29,6 +30,7 @@ class Recording:
         course: Course,
         selection: Filter,
         trigger: Trigger,
+        ranges: Ranges,
         *,
         trace: Trace,
         sketch: Sketch,
@@ -42,6 +44,7 @@ class Recording:
         self._course = course
         self._filter = selection
         self._trigger = trigger
+        self._ranges = ranges
         self._trace = trace
         self._sketch = sketch
         self._aliases = aliases
@@ -69,10 +72,15 @@ class Recording:
 
     # -- tensors
 
-    def wants(self, op_name: str, side: Side) -> bool:
+    def entered(self, graph: int, op_name: str) -> None:
+        """Say that a forward call of an operator begins, before any tensor of it comes."""
+        if self._ranges.any:
+            self._ranges.entered(graph, self._named(op_name))
+
+    def wants(self, graph: int, op_name: str, side: Side) -> bool:
         """Return whether tensors of that operator and side are kept in this iteration."""
         self._course.active = True
-        return self._course.armed and self._trigger.wants(self._named(op_name), side, None)
+        return self._course.armed and self._trigger.wants(self._named(op_name), side, graph)
 
     def observe(self, observation: Observation) -> None:
         """Take one tensor, if the plan selects it."""
@@ -90,16 +98,20 @@ class Recording:
             observation = observation._replace(op_name=name)
         self._trigger.take(observation)
 
-    def lose(self, op_name: str, side: Side, reason: str) -> None:
+    def lose(
+        self, graph: int, op_type: str, op_name: str, side: Side, slot: int, reason: str
+    ) -> None:
         """Count a tensor that could not be read, if the plan selects it."""
-        if self.wants(op_name, side):
-            name = self._named(op_name)
-            self._trigger.note(name, Lost(self._course.iteration, name, reason))
+        name = self._named(op_name)
+        if self.wants(graph, op_name, side) and not self._filter.leaves_out(
+            (graph, op_type, name, side, slot)
+        ):
+            self._trigger.note(graph, name, Lost(self._course.iteration, name, reason))
 
-    def settled(self, op_name: str, *, raised: bool = False) -> None:
+    def settled(self, graph: int, op_name: str, *, raised: bool = False) -> None:
         """Say that one call of an operator is over: all its tensors were handed over."""
         if self._course.armed:
-            self._trigger.settled(self._named(op_name), raised=raised)
+            self._trigger.settled(graph, self._named(op_name), raised=raised)
 
     def mark(self, graph: int, names: frozenset[str]) -> None:
         """Say which operators of a graph the script marked with `set_dump`."""
@@ -113,7 +125,7 @@ class Recording:
             return
         name = self._named(op_name)
         if any(self._trigger.wants(name, side, graph) for side in Side):
-            self._trigger.note(name, OperatorArguments(graph, op_type, name, dict(values)))
+            self._trigger.note(graph, name, OperatorArguments(graph, op_type, name, dict(values)))
 
     # -- graphs
 

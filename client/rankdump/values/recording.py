@@ -56,7 +56,11 @@ class Recorder(Protocol):
         """Whether the plan selects the iteration that runs now on this rank."""
         ...
 
-    def wants(self, op_name: str, side: Side) -> bool:
+    def entered(self, graph: int, op_name: str) -> None:
+        """Say that a forward call of an operator begins, before any tensor of it comes."""
+        ...
+
+    def wants(self, graph: int, op_name: str, side: Side) -> bool:
         """Return whether tensors of that operator and side are kept in this iteration."""
         ...
 
@@ -64,14 +68,17 @@ class Recorder(Protocol):
         """Take one tensor, if the plan selects it."""
         ...
 
-    def lose(self, op_name: str, side: Side, reason: str) -> None:
+    def lose(
+        self, graph: int, op_type: str, op_name: str, side: Side, slot: int, reason: str
+    ) -> None:
         """Count a tensor that could not be read, if the plan selects it."""
         ...
 
-    def settled(self, op_name: str, *, raised: bool = False) -> None:
+    def settled(self, graph: int, op_name: str, *, raised: bool = False) -> None:
         """Say that one call of an operator is over: all its tensors were handed over.
 
-        A plan that keeps operators with an overflow, or the one that raised, decides here.
+        A plan that keeps operators with an overflow, or the one that raised, decides here; one
+        that watches operators reads them again.
         """
         ...
 

@@ -61,6 +61,14 @@ class TensorSource(Protocol):
         """Return whether the elements are known to have changed since this source was made."""
         ...
 
+    def memory(self) -> TensorSource:
+        """Return a source that stays with the tensor's memory, and keeps nothing else alive."""
+        ...
+
+    def again(self) -> TensorSource | str:
+        """Return the tensor as it is by now, or the reason why it cannot be read any more."""
+        ...
+
     def figures(self, items: tuple[str, ...], precision: Precision) -> Deferred | None:
         """Start computing statistics on the accelerator; None when the tensor is in host memory."""
         ...

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from rankdump.contract import selection, statistics
 from rankdump.contract.dtypes import ELEMENT_TYPES
 from rankdump.contract.exchange import RecordHead
-from rankdump.contract.figure_rows import FigureRows
-from rankdump.contract.key import Side
-from rankdump.contract.plan import DumpPlan
+from rankdump.contract.figure_rows import FigureRows, TensorKind
+from rankdump.contract.key import Side, TensorKey
+from rankdump.contract.plan import UNNAMED, DumpPlan
 from rankdump.contract.selection import YES, Verdict
 from rankdump.contract.status import Load
 from rankdumpd.agent.values import Policy
@@ -30,14 +30,17 @@ class Admission:
         self._plan, self._policy = plan, policy
         self._device_taken = selection.device_verdict(plan, device).accepted
         self._iteration: tuple[int, bool, str] = (-1, False, "")
-        self._remembered: dict[tuple[str, bool, str, bool], str] = {}
+        lists = plan.selection.lists
+        # Else what is said of an operator is the same for all of its slots, and for all models.
+        self._by_tensor = bool(plan.selection.models) or any(each.excludes for each in lists)
+        self._remembered: dict[tuple[object, ...], str] = {}
 
     def of_record(self, head: RecordHead, load: Load) -> Verdict:
         """Decide on a record that brings its elements."""
         key = head.key
         reason = (
             self._iteration_reason(key.iteration, head.switched_on)
-            or self._kind_reason(key.op_name, key.side, head.dtype, False)
+            or self._kind_reason(key, key.net_name, head.dtype, False)
             or self._room_reason(head.byte_count, load)
         )
         return Verdict(False, reason) if reason else YES
@@ -47,10 +50,11 @@ class Admission:
         common = self._iteration_reason(rows.iteration, rows.switched_on)
         if common:
             return {common: range(len(rows))} if rows.kinds else {}
-        low = self._room_reason(0, load)
+        low, net_name = self._room_reason(0, load), self._plan.output.net_name
         refused: defaultdict[str, list[int]] = defaultdict(list)
         for place, kind in enumerate(rows.kinds):
-            reason = self._kind_reason(kind.op_name, kind.side, kind.dtype, True) or low
+            model = net_name or kind.model or UNNAMED
+            reason = self._kind_reason(kind, model, kind.dtype, True) or low
             if reason:
                 refused[reason].append(place)
         return refused
@@ -67,22 +71,32 @@ class Admission:
             return "iteration_excluded"
         return ""
 
-    def _kind_reason(self, op_name: str, side: Side, dtype: str, figures: bool) -> str:
-        asked = (op_name, side is _INPUT, dtype, figures)
+    def _kind_reason(
+        self, tensor: TensorKey | TensorKind, model: str, dtype: str, figures: bool
+    ) -> str:
+        asked = (tensor.op_name, tensor.side is _INPUT, dtype, figures)
+        if self._by_tensor:
+            asked = (*asked, model, tensor.op_type, tensor.slot)
         reason = self._remembered.get(asked)
         if reason is None:
             if len(self._remembered) >= _MOST_REMEMBERED:
                 self._remembered.clear()
-            reason = self._selection_reason(op_name, side) or self._type_reason(dtype, figures)
+            reason = self._selection_reason(tensor, model) or self._type_reason(dtype, figures)
             self._remembered[asked] = reason
         return reason
 
-    def _selection_reason(self, op_name: str, side: Side) -> str:
+    def _selection_reason(self, tensor: TensorKey | TensorKind, model: str) -> str:
+        name, side, watched = tensor.op_name, tensor.side, self._plan.selection.watched
         if not selection.side_verdict(self._plan, side).accepted:
             return "side_excluded"
-        if not selection.operator_verdict(self._plan.selection.operators, op_name).accepted:
+        if watched is not None:
+            taken = side is not _INPUT and selection.watch_verdict(watched, name).accepted
+            return "" if taken else "operator_excluded"
+        operators = self._plan.selection.operators_of(model)
+        if not selection.operator_verdict(operators, name).accepted:
             return "operator_excluded"
-        return ""
+        verdict = selection.exclusion_verdict(operators, tensor.op_type, name, side, tensor.slot)
+        return "" if verdict.accepted else "tensor_excluded"
 
     def _type_reason(self, dtype: str, figures: bool) -> str:
         if dtype not in ELEMENT_TYPES:

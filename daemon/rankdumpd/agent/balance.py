@@ -101,6 +101,10 @@ class Tallies:
         for frame in judged:
             self._tallies[frame.rows.iteration].count_rows(frame)
 
+    def stored_anew(self, iteration: int, more_bytes: int) -> None:
+        """Add what kept tensors take more room than they did, or less."""
+        self._tallies[iteration].bytes_stored += more_bytes
+
     def end(self, request: SessionRequest, end: IterationEnd) -> IterationStatus:
         """Complete an iteration; return its balance."""
         tally = self._tallies[end.iteration]

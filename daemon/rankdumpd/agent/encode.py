@@ -5,8 +5,11 @@ from __future__ import annotations
 import xxhash
 
 from rankdump.codec import Codec
-from rankdump.codec.packing import pack
+from rankdump.codec.packing import pack, pack_each
 from rankdump.contract import dtypes, npy, statistics
+from rankdump.contract.layout.layouts import Layout
+from rankdumpd.agent.binhead import bin_head
+from rankdumpd.agent.members import BinTensor
 from rankdumpd.agent.values import Encoded, Examined, Parcel
 
 
@@ -28,6 +31,17 @@ def encode(parcel: Parcel, record: Examined, codec: Codec) -> Encoded:
     header = npy.header(dtypes.element_type(head.dtype).descr, head.shape)
     packed = pack(codec, (header, dtypes.as_stored(head.dtype, parcel.data)))
     return Encoded(record, packed.suffix, packed.parts)
+
+
+def encode_bin(parcel: Parcel, record: Examined, codec: Codec, layout: Layout) -> Encoded:
+    """Return the parcel as a `bin` file of its own: its elements as the framework held them."""
+    head, key = parcel.head, parcel.head.key
+    tensor = BinTensor(key.side, key.slot, head.dtype, head.shape, head.byte_count)
+    header = bin_head(key.op_name, key.timestamp_us, (tensor,), layout)
+    start = pack_each(codec, (header,))
+    elements = pack_each(codec, (parcel.data,))
+    parts = (*start.parts, *elements.parts)
+    return Encoded(record, start.suffix, parts, head_bytes=sum(map(len, start.parts)))
 
 
 def _figures(parcel: Parcel, items: tuple[str, ...] | None) -> tuple[str, ...] | None:

@@ -159,7 +159,7 @@ def _check_same(known: SessionRequest, request: SessionRequest) -> None:
 def _introduce(session: Session, request: SessionRequest) -> None:
     try:
         outlet = session.outlet
-        metadata.introduce(outlet.tree, request, session.plan, outlet.profile)
+        metadata.introduce(outlet.tree, request, session.plan, outlet.stand.profile)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise RefusedError(

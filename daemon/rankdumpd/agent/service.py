@@ -12,12 +12,13 @@ from rankdump.contract.status import Load, StatusView
 from rankdump.wire.v1 import agent_pb2_grpc
 from rankdumpd import machine
 from rankdumpd.agent import receive
+from rankdumpd.agent.binhead import MOST_SLOTS
 from rankdumpd.agent.budget import Budget
 from rankdumpd.agent.committer import Committer, cost_bytes
 from rankdumpd.agent.dedup import Originals
 from rankdumpd.agent.disk import DiskGauge
 from rankdumpd.agent.effects import Effects
-from rankdumpd.agent.encode import encode, examine
+from rankdumpd.agent.encode import encode, encode_bin, examine
 from rankdumpd.agent.intake import Intake
 from rankdumpd.agent.ledger import Ledger
 from rankdumpd.agent.mailbox import Mailbox
@@ -31,7 +32,7 @@ from rankdumpd.agent.slabs import Slabs
 from rankdumpd.agent.slabs.cap import share_out
 from rankdumpd.agent.slabs.place import folder_for, group_of
 from rankdumpd.agent.stream import OpenStreams, Reader
-from rankdumpd.agent.values import Outcome, Parcel, Policy
+from rankdumpd.agent.values import Outcome, Parcel, Policy, dropped
 from rankdumpd.server import socket_path
 from rankdumpd.settings import AgentSettings
 
@@ -167,6 +168,11 @@ class Agent:
     def _encode_and_write(self, parcel: Parcel) -> Outcome:
         outlet = self._registry.get(parcel.ticket.session_id).outlet
         record = examine(parcel, outlet.items)
+        if outlet.joiner:
+            if parcel.head.key.slot >= MOST_SLOTS:
+                return dropped(parcel.ticket, parcel.head, "slot_too_high")
+            encoded = encode_bin(parcel, record, outlet.codec, outlet.layout)
+            return outlet.writer.write(encoded)
         return self._originals.once(
             record,
             f"{outlet.codec.name} {outlet.tree.kind}",

@@ -11,30 +11,18 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from rankdump.codec import Buffer
+from rankdumpd.agent.files import WriteAll, copy_end, cut_torn, discard, sync_folder, write_all
+from rankdumpd.agent.members import Piece
 from rankdumpd.agent.values import Original, Stamp
 
-WriteAll = Callable[[int, Sequence[Buffer]], None]
-"""Writes all parts to an open file."""
-
-_JOINED_BYTES = 64 << 10
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 _APPEND = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 _MAX_CHECKED = 4096
-_LOOK_BACK_BYTES = 4096
 
 
 class OutsideRootError(OSError):
     """A folder of the tree leads out of it."""
-
-
-def write_all(descriptor: int, parts: Sequence[Buffer]) -> None:
-    """Write every byte of every part."""
-    if len(parts) > 1 and sum(map(len, parts)) <= _JOINED_BYTES:
-        parts = (b"".join(parts),)
-    for part in parts:
-        rest = memoryview(part)
-        while len(rest):
-            rest = rest[os.write(descriptor, rest) :]
 
 
 class Tree:
@@ -63,23 +51,47 @@ class Tree:
 
         Nobody else may use the same mark at the same time: what a crash left under it is removed.
         """
+        return self._grow(folder, name, mark, lambda opened: self._write(opened, parts))
+
+    def join(
+        self, folder: str, name: str, head: bytes, pieces: Sequence[Piece], *, mark: str
+    ) -> Stamp:
+        """Make or replace a file of some bytes and the ends of other files, as `put` does.
+
+        OSError when one of these is not as long as it was.
+        """
+
+        def fill(opened: int) -> None:
+            self._write(opened, (head,))
+            for piece in pieces:
+                self._copy(piece, opened)
+
+        return self._grow(folder, name, mark, fill)
+
+    def move(self, path: str, name: str) -> None:
+        """Give a file another name in its folder; one that has it already keeps it."""
+        folder, _, present = path.rpartition("/")
         where = self._folder(folder)
-        temporary = f"{where}/.{mark}.tmp"
-        # With the mode it will have: changing it later would be one more call for every file.
         try:
-            descriptor = os.open(temporary, _CREATE, self._file_mode)
-        except OSError as error:
-            self._make_way(temporary, error)
-            descriptor = os.open(temporary, _CREATE, self._file_mode)
-        try:
-            stamp = self._fill(descriptor, parts)
-            os.rename(temporary, f"{where}/{name}")
-        except BaseException:
-            _discard(temporary)
-            raise
+            os.rename(where / present, where / name)
+        except FileNotFoundError:
+            if not os.path.lexists(where / name):
+                raise
         if self._synced:
-            _sync_folder(where)
-        return stamp
+            sync_folder(where)
+
+    def remove(self, paths: Iterable[str]) -> None:
+        """Remove files, those that are gone already included."""
+        folders: set[Path] = set()
+        for path in paths:
+            folder, _, name = path.rpartition("/")
+            where = self._folder(folder)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(where / name)
+                folders.add(where)
+        if self._synced:
+            for where in folders:
+                sync_folder(where)
 
     def link(self, original: Original, folder: str, name: str, *, mark: str) -> None:
         """Give a file one more name, at one blow; OSError when it is not as it was written.
@@ -102,9 +114,9 @@ class Tree:
             os.rename(temporary, f"{where}/{name}")
         finally:
             # Where the name is a link to the same file already, renaming leaves both names.
-            _discard(temporary)
+            discard(temporary)
         if self._synced:
-            _sync_folder(where)
+            sync_folder(where)
 
     def append_lines(self, folder: str, name: str, lines: Iterable[str]) -> None:
         """Add all of the lines to a file of lines or, after an OSError, none of them.
@@ -114,13 +126,14 @@ class Tree:
         path = self._folder(folder) / name
         data = "".join(f"{line}\n" for line in lines).encode()
         with self._append_lock:
-            self._fill(self._open_for_append(path), (data,), appending=True)
+            opened = self._open_for_append(path)
+            self._filled(opened, lambda file: self._write(file, (data,)), appending=True)
 
     def lines(self, folder: str, name: str) -> list[str]:
         """Return the whole lines of a small file of lines; none when it is not there."""
         path = self._folder(folder) / name
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            descriptor = os.open(path, _READ)
         except FileNotFoundError:
             return []
         with os.fdopen(descriptor, encoding="utf-8", errors="replace", newline="\n") as file:
@@ -130,12 +143,41 @@ class Tree:
         """Return whether something of that name is there."""
         return os.path.lexists(self._folder(folder) / name)
 
-    def _fill(self, descriptor: int, parts: Sequence[Buffer], *, appending: bool = False) -> Stamp:
+    def _grow(self, folder: str, name: str, mark: str, fill: Callable[[int], None]) -> Stamp:
+        where = self._folder(folder)
+        temporary = f"{where}/.{mark}.tmp"
+        # With the mode it will have: changing it later would be one more call for every file.
+        try:
+            descriptor = os.open(temporary, _CREATE, self._file_mode)
+        except OSError as error:
+            self._make_way(temporary, error)
+            descriptor = os.open(temporary, _CREATE, self._file_mode)
+        try:
+            stamp = self._filled(descriptor, fill)
+            os.rename(temporary, f"{where}/{name}")
+        except BaseException:
+            discard(temporary)
+            raise
+        if self._synced:
+            sync_folder(where)
+        return stamp
+
+    def _copy(self, piece: Piece, target: int) -> None:
+        folder, _, name = piece.path.rpartition("/")
+        source = os.open(self._folder(folder) / name, _READ)
+        try:
+            copy_end(source, target, piece.start, piece.length, self._write)
+        finally:
+            os.close(source)
+
+    def _filled(
+        self, descriptor: int, fill: Callable[[int], None], *, appending: bool = False
+    ) -> Stamp:
         behind = 0
         try:
             if appending:
-                behind = _cut_torn(descriptor)
-            self._write(descriptor, parts)
+                behind = cut_torn(descriptor)
+            fill(descriptor)
             facts = os.fstat(descriptor)
             # The process may mask bits, and a folder may have rules of its own.
             if stat.S_IMODE(facts.st_mode) != self._file_mode:
@@ -200,35 +242,8 @@ class Tree:
                 continue
             path.chmod(self._folder_mode)
             if self._synced:
-                _sync_folder(path.parent)
-
-
-def _discard(path: str) -> None:
-    with contextlib.suppress(OSError):
-        os.unlink(path)
+                sync_folder(path.parent)
 
 
 def _stamp(facts: os.stat_result) -> Stamp:
     return Stamp(facts.st_ino, facts.st_size, facts.st_mtime_ns)
-
-
-def _cut_torn(descriptor: int) -> int:
-    """Cut off a last line without an end; return the bytes that are left."""
-    size = end = os.fstat(descriptor).st_size
-    while end:
-        start = max(end - _LOOK_BACK_BYTES, 0)
-        found = os.pread(descriptor, end - start, start).rfind(b"\n")
-        end = start + found + 1 if found >= 0 else start
-        if found >= 0:
-            break
-    if end < size:
-        os.ftruncate(descriptor, end)
-    return end
-
-
-def _sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

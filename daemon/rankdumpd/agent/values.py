@@ -10,8 +10,10 @@ from typing import TypeAlias
 from rankdump.codec import Buffer
 from rankdump.contract.exchange import Declaration, RecordHead, SessionRequest
 from rankdump.contract.figure_rows import FigureRows
+from rankdump.contract.layout.place import Place
 from rankdump.contract.manifest import ManifestRecord
 from rankdump.contract.status import SessionState
+from rankdumpd.agent.members import Membership
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +52,10 @@ class Encoded:
 
     record: Examined
     suffix: str
-    """What is appended to `.npy`: nothing where the codec would not have saved enough."""
+    """What is appended to its name: nothing where the codec would not have saved enough."""
     parts: Sequence[Buffer]
+    head_bytes: int = 0
+    """Bytes before the elements, of a `bin` file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +78,9 @@ class Original:
 
 @dataclass(frozen=True, slots=True)
 class TableRow:
-    """One line of a `statistic.csv`."""
+    """One line of a table of figures."""
 
-    folder: str
-    """Where the table stands, relative to the root of the tree."""
+    table: Place
     text: str
     """The line, without its end."""
 
@@ -107,6 +110,8 @@ class Outcome:
     row: TableRow | None = None
     original: Original | None = None
     """The file that was written for it."""
+    membership: Membership | None = None
+    """None where its path and its time stamp are its own."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,4 +43,17 @@ def _fault_of(plan: DumpPlan) -> str:
         return f"profile {output.profile!r} is none of {', '.join(PROFILES)}"
     if output.folder_mode & _OWNER_MAY_ENTER != _OWNER_MAY_ENTER:
         return f"folder_mode {output.folder_mode:#o} keeps the agent itself from writing"
+    return _contradiction_of(plan)
+
+
+def _contradiction_of(plan: DumpPlan) -> str:
+    output, content = plan.output, plan.content
+    by_operator = content.tables == "operator"
+    if not LAYOUTS[output.layout].shares_stamps and (output.file_format == "bin" or by_operator):
+        what = "bin files" if output.file_format == "bin" else "tables of operators"
+        return f"layout {output.layout!r} has no {what}"
+    if output.file_format == "bin" and content.saved == "full":
+        return "file_format 'bin' with saved_data 'full': only npy files have figures beside them"
+    if by_operator and content.saved == "full":
+        return "a table in the place of each operator's file, with saved_data 'full'"
     return ""

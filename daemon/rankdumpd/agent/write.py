@@ -12,10 +12,13 @@ from dataclasses import replace
 
 from rankdump.codec import codec_of
 from rankdump.contract.exchange import RecordHead
-from rankdump.contract.layout import mindspore_sync as layout
+from rankdump.contract.key import TensorKey
 from rankdump.contract.layout import statistic_csv
-from rankdump.contract.layout.place import MAPPING_FILE, Place
-from rankdump.contract.layout.profile import DEFAULT_PROFILE, Profile
+from rankdump.contract.layout.layouts import Layout
+from rankdump.contract.layout.mindspore_sync import STATISTIC_FILE
+from rankdump.contract.layout.place import Place, Stand
+from rankdumpd.agent.members import Membership, member_text
+from rankdumpd.agent.names import Names
 from rankdumpd.agent.tree import OutsideRootError, Tree
 from rankdumpd.agent.values import (
     Encoded,
@@ -27,8 +30,6 @@ from rankdumpd.agent.values import (
     dropped,
 )
 
-_MAX_MAPPED_FOLDERS = 64
-
 _log = logging.getLogger(__name__)
 
 
@@ -36,19 +37,28 @@ class Writer:
     """Writes the records of one session; safe to use from several threads."""
 
     def __init__(
-        self, tree: Tree, *, profile: Profile = DEFAULT_PROFILE, device_target: str = "CPU"
+        self,
+        tree: Tree,
+        names: Names,
+        *,
+        layout: Layout,
+        stand: Stand,
+        device_target: str,
     ) -> None:
-        self._tree = tree
-        self._profile, self._device_target = profile, device_target
+        self._tree, self._names = tree, names
+        self._layout, self._stand, self._device_target = layout, stand, device_target
         self._lock = threading.Lock()
-        self._mapped: dict[str, set[str]] = {}
         self._logged: set[str] = set()
 
     def write(self, encoded: Encoded) -> Outcome:
         """Return the record stored under its place, or dropped with the disk's reason."""
         record = encoded.record
+        key = self._key(record.head)
+        place = self._place(key, encoded)
         try:
-            original = self._put(encoded)
+            self._names.note(place)
+            parts, mark = encoded.parts, _mark(record)
+            stamp = self._tree.put(place.folder, place.name, parts, mark=mark)
         except OSError as error:
             reason = reason_of(error)
             self._log_once(logging.ERROR, f"drops records, reason {reason}", error, record)
@@ -57,20 +67,22 @@ class Writer:
             record.ticket,
             record.head,
             Fate.STORED,
-            path=original.path,
+            path=place.path,
             digest=record.digest,
-            bytes_stored=original.stamp.size_bytes,
-            row=self._row(record),
-            original=original,
+            bytes_stored=stamp.size_bytes,
+            row=self._row(record, place),
+            original=Original(place.path, stamp),
+            membership=self._membership(key, encoded),
         )
 
     def link(self, record: Examined, original: Original) -> Outcome | None:
         """Return the record linked to a file with its bytes; None where the disk will not."""
-        place = self._place(record.head, codec_of(original.path).suffix)
+        key = self._key(record.head)
+        place = self._layout.place_of(key, self._stand, codec_of(original.path).suffix)
         if place.path == original.path:
             return None  # sent again: its own file is no other's
         try:
-            self._map(place)
+            self._names.note(place)
             self._tree.link(original, place.folder, place.name, mark=_mark(record))
         except OSError as error:
             self._log_once(logging.INFO, "writes copies where it cannot link", error, record)
@@ -81,41 +93,37 @@ class Writer:
             Fate.LINKED,
             path=place.path,
             digest=record.digest,
-            row=self._row(record),
+            row=self._row(record, place),
+            membership=self._membership(key),
         )
 
-    def _put(self, encoded: Encoded) -> Original:
-        place = self._place(encoded.record.head, encoded.suffix)
-        self._map(place)
-        stamp = self._tree.put(place.folder, place.name, encoded.parts, mark=_mark(encoded.record))
-        return Original(place.path, stamp)
+    def _key(self, head: RecordHead) -> TensorKey:
+        """Return a record's key with what its names say of the tensor beside."""
+        key = head.key
+        element = self._stand.profile.element_of(head.dtype, self._device_target)
+        tensor_format = self._layout.tensor_format(head.shape)
+        if (key.element, key.tensor_format) == (element, tensor_format):
+            return key
+        return replace(key, element=element, tensor_format=tensor_format)
 
-    def _place(self, head: RecordHead, suffix: str) -> Place:
-        element = self._profile.element_of(head.dtype, self._device_target)
-        key = head.key if head.key.element == element else replace(head.key, element=element)
-        return layout.place_of(key, suffix, self._profile)
+    def _place(self, key: TensorKey, encoded: Encoded) -> Place:
+        kind = self._layout.member_place if encoded.head_bytes else self._layout.place_of
+        return kind(key, self._stand, encoded.suffix)
 
-    def _row(self, record: Examined) -> TableRow | None:
+    def _membership(self, key: TensorKey, encoded: Encoded | None = None) -> Membership | None:
+        if not self._layout.shares_stamps:
+            return None
+        member = member_text(key.side, key.slot)
+        if encoded is None or not encoded.head_bytes:
+            return Membership(member)
+        whole = self._layout.operator_place(key, self._stand, encoded.suffix)
+        return Membership(member, whole, encoded.head_bytes)
+
+    def _row(self, record: Examined, place: Place) -> TableRow | None:
         if record.figures is None:
             return None
-        text = statistic_csv.row(record.head, record.figures, self._profile)
-        return TableRow(layout.tensor_folder(record.head.key), text)
-
-    def _map(self, place: Place) -> None:
-        if not place.mapped_from:
-            return
-        # Under the lock as a whole: two tensors of a name must not both add its line.
-        with self._lock:
-            if place.folder not in self._mapped:
-                if len(self._mapped) >= _MAX_MAPPED_FOLDERS:
-                    self._mapped.clear()
-                lines = self._tree.lines(place.folder, MAPPING_FILE)
-                self._mapped[place.folder] = {line.partition(",")[0] for line in lines}
-            names = self._mapped[place.folder]
-            if place.name not in names:
-                line = f"{place.name},{place.mapped_from}"
-                self._tree.append_lines(place.folder, MAPPING_FILE, (line,))
-                names.add(place.name)
+        text = statistic_csv.row(record.head, record.figures, self._stand.profile)
+        return TableRow(Place(place.folder, STATISTIC_FILE), text)
 
     def _log_once(self, level: int, said: str, error: OSError, record: Examined) -> None:
         with self._lock:

@@ -8,7 +8,16 @@ import pytest
 
 from rankdump.contract.figure_rows import FigureRows
 from rankdump.contract.key import Side
-from rankdump.contract.plan import Content, DumpPlan, Iterations, Operators, Output, Selection
+from rankdump.contract.plan import (
+    Content,
+    DumpPlan,
+    Excluded,
+    Iterations,
+    Operators,
+    Output,
+    Selection,
+    Watched,
+)
 from rankdump.contract.status import Load
 from rankdumpd.agent.admit import Admission
 from rankdumpd.agent.values import Policy
@@ -16,6 +25,16 @@ from rankdumpd.agent.values import Policy
 GIB = 1 << 30
 ROOMY = Load(disk_free_bytes=GIB)
 POLICY = Policy(max_record_bytes=1000, keep_free_bytes=1 << 20)
+
+NOTHING = Operators(False)
+WATCHED = Watched(("a",), ("b",))
+INPUT_AGAIN = {"op_name": "a_To_b", "side": Side.INPUT}
+
+
+def without(*positions: str) -> Operators:
+    """All operators but those of a type, or but these tensors of them."""
+    return Operators(without_types=(Excluded("MatMul", positions),))
+
 
 NONE = Selection(Iterations("5", ((5, 5),)), inputs=False)
 
@@ -35,6 +54,18 @@ NONE = Selection(Iterations("5", ((5, 5),)), inputs=False)
         (Selection(outputs=False), {"side": Side.INPUT}, 0, ROOMY, ""),
         (Selection(operators=Operators(False, ("x",))), {}, 0, ROOMY, "operator_excluded"),
         (Selection(operators=Operators(False, types=("matmul",))), {}, 0, ROOMY, ""),
+        (Selection(operators=Operators(False, ranges=(("a", "b"),))), {}, 0, ROOMY, ""),
+        (Selection(models=(("Net", NOTHING),)), {}, 0, ROOMY, "operator_excluded"),
+        (Selection(models=(("Other", NOTHING),)), {}, 0, ROOMY, ""),
+        (Selection(operators=NOTHING, models=(("Net", Operators()),)), {}, 0, ROOMY, ""),
+        (Selection(operators=without("output0")), {}, 0, ROOMY, "tensor_excluded"),
+        (Selection(operators=without("output0")), {"slot": 1}, 0, ROOMY, ""),
+        (Selection(operators=without("output0")), {"side": Side.INPUT}, 0, ROOMY, ""),
+        (Selection(operators=without()), {"op_type": "Conv2D"}, 0, ROOMY, ""),
+        (Selection(operators=without()), {"slot": 5}, 0, ROOMY, "tensor_excluded"),
+        (Selection(watched=WATCHED), {}, 0, ROOMY, "operator_excluded"),
+        (Selection(watched=WATCHED), {"op_name": "a_To_b"}, 0, ROOMY, ""),
+        (Selection(watched=WATCHED), INPUT_AGAIN, 0, ROOMY, "operator_excluded"),
         (Selection(), {"dtype": "int4"}, 0, ROOMY, "unsupported_dtype"),
         (Selection(), {"byte_count": 1000}, 0, ROOMY, ""),
         (Selection(), {"byte_count": 1001}, 0, ROOMY, "record_too_large"),
@@ -96,6 +127,26 @@ class TestRows:
         rows = FigureRows(0, kinds, (1, 2, 3, 4), ("1",) * 4, degraded=saved != "statistic")
         found = Admission(plan, 0, POLICY).of_rows(rows, ROOMY)
         assert found == {"no_statistics": [1], "unsupported_dtype": [2]}
+
+    @pytest.mark.parametrize(("net_name", "refused"), [("", [0, 3]), ("Mine", [0, 1, 2, 3])])
+    def test_a_plan_that_names_all_models_knows_better(self, make_kind, net_name, refused):
+        """Law: a row is judged by the name that its folder has."""
+        models = tuple((name, NOTHING) for name in ("Net", "Mine", "A"))
+        plan = DumpPlan(Output("/dump", net_name=net_name), Selection(models=models))
+        kinds = tuple(make_kind(model=model) for model in ("", "B", "C", "A"))
+        rows = FigureRows(0, kinds, (1, 2, 3, 4), ("1",) * 4, degraded=True)
+        found = Admission(plan, 0, POLICY).of_rows(rows, ROOMY)
+        assert found == {"operator_excluded": refused}
+
+    def test_positions_of_rows(self, make_kind):
+        """Law: each slot of an operator has its own answer."""
+        operators = without("output1", "input0")
+        plan = DumpPlan(Output("/dump"), Selection(operators=operators), Content("statistic"))
+        kinds = [make_kind(slot=slot) for slot in range(3)]
+        kinds += [make_kind(slot=slot, side=Side.INPUT) for slot in range(2)]
+        rows = FigureRows(0, tuple(kinds), (1, 2, 3, 4, 5), ("1",) * 5)
+        found = Admission(plan, 0, POLICY).of_rows(rows, ROOMY)
+        assert found == {"tensor_excluded": [1, 3]}
 
     def test_nothing_of_nothing(self):
         """A frame without rows has no reasons."""

@@ -13,8 +13,12 @@ from rankdump.contract.errors import ConfigError
 from rankdump.contract.exchange import IterationEnd, SessionEnd
 from rankdump.contract.figure_rows import FigureRows
 from rankdump.contract.graph import Graph, GraphPart
+from rankdump.contract.key import Side
+from rankdump.contract.layout.place import Place
 from rankdump.contract.status import IterationStatus, SessionState
+from rankdumpd.agent import schema
 from rankdumpd.agent.ledger import Ledger, reading
+from rankdumpd.agent.members import BinTensor, Joined, Membership
 from rankdumpd.agent.progress import Progress
 from rankdumpd.agent.values import (
     CountRow,
@@ -87,7 +91,7 @@ def make_judged(make_kind):
 
 
 def rowed(outcome: Outcome) -> Outcome:
-    row = TableRow("folder", f"row {outcome.ticket.sequence}")
+    row = TableRow(Place("folder", "statistic.csv"), f"row {outcome.ticket.sequence}")
     return replace(outcome, row=row)
 
 
@@ -167,7 +171,10 @@ def test_rows_come_in_the_order_of_frames_and_in_pieces(
     commit(ledger, [rowed(stored(5)), rowed(stored(2))], judged=[make_judged(3, 2)])
     commit(ledger, [rowed(stored(4)), stored(1), rowed(stored(6))])
     first, reached = ledger.table_rows("session", after=0, up_to=5)
-    assert first == [KeptRow(2, TableRow("folder", "row 2")), KeptFrame(3, b"raw3", {})]
+    assert first == [
+        KeptRow(2, TableRow(Place("folder", "statistic.csv"), "row 2")),
+        KeptFrame(3, b"raw3", {}),
+    ]
     assert reached == 3
     second, reached = ledger.table_rows("session", after=3, up_to=5)
     assert ([each.sequence for each in second], reached) == ([4, 5], 5)
@@ -217,6 +224,50 @@ def test_carried_out_declarations_are_forgotten(ledger, make_request):
     assert row is not None
     assert row.ordered_graphs == (3,)
     assert ledger.last_end("session") == 0
+
+
+def test_rows_of_the_third_version_find_their_tables(tmp_path, make_request):
+    """They knew the folder of their table only; a record without a row has none."""
+    folder = tmp_path / "state"
+    folder.mkdir()
+    with contextlib.closing(sqlite3.connect(folder / "ledger.sqlite")) as base:
+        base.executescript(FIRST_TABLES + schema.MIGRATIONS[0] + schema.MIGRATIONS[2])
+        base.execute("PRAGMA user_version = 3")
+        for sequence, row in ((1, "a row"), (2, "")):
+            base.execute(
+                "INSERT INTO records VALUES ('session', ?1, 0, 0, 'stored', '', 'p', 'T', 'a', '',"
+                " 'float32', '[4]', 16, 9, 'd', 7, 'rank_0/Net/0/0', ?2)",
+                (sequence, row),
+            )
+        base.commit()
+    ledger = Ledger(folder)
+    ledger.open_session(make_request())
+    table = Place("rank_0/Net/0/0", "statistic.csv")
+    found = [KeptRow(1, TableRow(table, "a row"))]
+    assert ledger.table_rows("session", after=0, up_to=9) == (found, 9)
+    assert [each.record.path for each in ledger.kept("session", 0)] == ["p", "p"]
+    assert ledger.members("session", 0) == []
+    ledger.close()
+
+
+def test_tensors_of_an_operator_come_back_until_they_are_joined(ledger, make_request, stored):
+    """Then the manifest names the operator's file, and their share of it."""
+    ledger.open_session(make_request())
+    whole = Place("5/Net/0", "123.zst", "long.name.zst")
+    sent = [
+        replace(stored(n, slot=n), membership=Membership(f"output.{n}", whole, head_bytes=5))
+        for n in (1, 2)
+    ]
+    commit(ledger, [*sent, stored(3)])
+    first, second = ledger.members("session", 0)
+    assert (first.whole, first.head_bytes, first.joined) == (whole, 5, False)
+    assert second.tensor == BinTensor(Side.OUTPUT, 2, "float32", (4,), 16)
+    ledger.joined("session", [Joined(1, 6), Joined(2, 4)], synced=True)
+    assert [each.joined for each in ledger.members("session", 0)] == [True, True]
+    kept = [(each.record.path, each.record.member) for each in ledger.kept("session", 0)]
+    assert kept == [(whole.path, "output.1"), (whole.path, "output.2"), ("p3", "")]
+    (counts,) = ledger.counts("session")
+    assert counts.bytes_stored == 6 + 4 + 9
 
 
 def test_ledger_of_the_first_version_is_taken_over(tmp_path, make_request, make_judged, stored):

@@ -104,6 +104,15 @@ def test_content_as_a_file():
     }
 
 
+def test_other_trees_as_a_file():
+    """MindSpore's asynchronous one is not the one that `enable` switches on."""
+    output = Output(root="/d", net_name="", layout="cann", file_format="bin")
+    body = json.loads(configuration(DumpPlan(output), 0))
+    assert body["e2e_dump_settings"]["enable"] is False
+    common = body["common_dump_settings"]
+    assert (common["file_format"], common["net_name"]) == ("bin", "Net")
+
+
 @pytest.mark.parametrize(
     ("selection", "content"),
     [
@@ -139,8 +148,9 @@ def test_arguments_have_a_file_in_the_iteration(tmp_path):
             ),
         ),
     )
-    assert metadata.write_arguments(tree(tmp_path), 2, "Net", arguments, mark="m") == []
-    path = tmp_path / "rank_2/Net/1/7/MatMul.Default_fc_1-Dense_MatMul-op0.json"
+    told = metadata.write_arguments(tree(tmp_path), arguments, folder_of="a/{}/7".format, mark="m")
+    assert told == []
+    path = tmp_path / "a/1/7/MatMul.Default_fc_1-Dense_MatMul-op0.json"
     assert path.read_text() == '{\n    "a": "\u00e9\\n",\n    "b": "True"\n}'
 
 
@@ -150,7 +160,7 @@ def test_arguments_whose_name_is_too_long_are_told(tmp_path):
         OperatorArguments(0, "T", name, {}) for name in ("Default/" + "x" * 250, "../b\\ c")
     )
     told = metadata.write_arguments(
-        tree(tmp_path), 0, "Net", KernelArguments(0, operators), mark="m"
+        tree(tmp_path), KernelArguments(0, operators), folder_of=lambda _: "a/0", mark="m"
     )
     assert told == ["Default/" + "x" * 250]
-    assert [p.name for p in (tmp_path / "rank_0/Net/0/0").iterdir()] == ["T.___b__c.json"]
+    assert [p.name for p in (tmp_path / "a/0").iterdir()] == ["T.___b__c.json"]

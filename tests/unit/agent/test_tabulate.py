@@ -8,16 +8,26 @@ from pathlib import Path
 import pytest
 
 from rankdump.contract.layout import statistic_csv
+from rankdump.contract.layout.place import Place
+from rankdumpd.agent.files import write_all
+from rankdumpd.agent.names import Names
 from rankdumpd.agent.tabulate import Tables
-from rankdumpd.agent.tree import Tree, write_all
+from rankdumpd.agent.tree import Tree
 from rankdumpd.agent.values import TableRow
 
 HEADER = "Op Type,Max Value"
-ROWS = [TableRow("rank_0/Net/0/0", f"row {n}," + "x" * n) for n in range(5)]
+
+
+def row(folder: str, text: str) -> TableRow:
+    return TableRow(Place(folder, "statistic.csv"), text)
+
+
+ROWS = [row("rank_0/Net/0/0", f"row {n}," + "x" * n) for n in range(5)]
 
 
 def tables(root: Path, header: str = HEADER, **fields) -> Tables:
-    return Tables(Tree(str(root), file_mode=0o440, folder_mode=0o750, **fields), header)
+    tree = Tree(str(root), file_mode=0o440, folder_mode=0o750, **fields)
+    return Tables(tree, Names(tree), header)
 
 
 def lines(root: Path, folder: str = "rank_0/Net/0/0", name: str = "statistic.csv") -> list[str]:
@@ -27,7 +37,7 @@ def lines(root: Path, folder: str = "rank_0/Net/0/0", name: str = "statistic.csv
 
 
 def texts(rows: list[TableRow]) -> list[str]:
-    return [row.text for row in rows]
+    return [each.text for each in rows]
 
 
 def test_header_once_and_rows_in_order(tmp_path):
@@ -42,7 +52,7 @@ def test_header_once_and_rows_in_order(tmp_path):
 
 def test_each_folder_has_its_table(tmp_path):
     """Rows of several folders, mixed, end up in theirs in order."""
-    other = [TableRow("rank_0/Net/1/0", f"other {n}") for n in range(2)]
+    other = [row("rank_0/Net/1/0", f"other {n}") for n in range(2)]
     tables(tmp_path).add([ROWS[0], other[0], ROWS[1], other[1]])
     assert lines(tmp_path) == [HEADER, *texts(ROWS[:2])]
     assert lines(tmp_path, "rank_0/Net/1/0") == [HEADER, *texts(other)]
@@ -83,8 +93,8 @@ def test_disk_that_fails_within_a_row(tmp_path):
 def test_table_with_other_columns_gets_one_beside_it(tmp_path):
     """A second job's other figures are neither lost nor put under foreign titles."""
     tables(tmp_path, "Op Type,L2Norm Value").add(ROWS[:1])
-    other = TableRow("rank_0/Net/0/1", "mine")
-    name = statistic_csv.beside(HEADER)
+    other = row("rank_0/Net/0/1", "mine")
+    name = statistic_csv.beside("statistic.csv", HEADER)
     told = tables(tmp_path).add([ROWS[1], other])
     assert told == [
         f"statistic.csv of another job has other columns: rows stand in {name} beside it"
@@ -107,5 +117,23 @@ def test_many_tables_do_not_stay_in_memory(tmp_path):
     room = tables(tmp_path)
     folders = [f"rank_0/Net/0/{n}" for n in range(300)]
     for text in ("first", "second"):
-        room.add([TableRow(folder, text) for folder in folders])
+        room.add([row(folder, text) for folder in folders])
     assert all(lines(tmp_path, folder) == [HEADER, "first", "second"] for folder in folders)
+
+
+def test_each_operator_has_its_table(tmp_path):
+    """Tables of one folder are told apart, whatever was written to another in between."""
+    room = tables(tmp_path)
+    places = [Place("0/a", name) for name in ("Add.a.1.csv", "Mul.b.2.csv")]
+    room.add([TableRow(places[n % 2], f"row {n}") for n in range(4)])
+    assert lines(tmp_path, "0/a", "Add.a.1.csv") == [HEADER, "row 0", "row 2"]
+    assert lines(tmp_path, "0/a", "Mul.b.2.csv") == [HEADER, "row 1", "row 3"]
+
+
+def test_a_long_name_is_mapped_before_its_table_is_there(tmp_path):
+    """The full name of a table stands in mapping.csv, once."""
+    place = Place("0/a", "123", mapped_from="x" * 300 + ".csv")
+    for text in ("first", "second"):
+        tables(tmp_path).add([TableRow(place, text)])
+    assert lines(tmp_path, "0/a", "123") == [HEADER, "first", "second"]
+    assert lines(tmp_path, "0/a", "mapping.csv") == [f"123,{place.mapped_from}"]

@@ -10,8 +10,12 @@ from pathlib import Path
 import pytest
 
 from rankdump.contract.key import Side
+from rankdump.contract.layout.layouts import LAYOUTS
+from rankdump.contract.layout.place import Stand
 from rankdump.contract.layout.profile import PROFILES
-from rankdumpd.agent.tree import Tree, write_all
+from rankdumpd.agent.files import write_all
+from rankdumpd.agent.names import Names
+from rankdumpd.agent.tree import Tree
 from rankdumpd.agent.values import Encoded, Examined, Fate, Original, Ticket
 from rankdumpd.agent.write import Writer
 
@@ -20,6 +24,19 @@ LONG = "Default/" + "x" * 300 + "-op0"
 
 def tree(root: Path, **fields) -> Tree:
     return Tree(str(root), file_mode=0o440, folder_mode=0o750, **fields)
+
+
+def writer_of(
+    tree: Tree,
+    *,
+    profile: str = "ms2.3",
+    layout: str = "mindspore-sync",
+    device_target: str = "CPU",
+) -> Writer:
+    stand = Stand(str(tree.root), 5, "20250102030405", PROFILES[profile])
+    return Writer(
+        tree, Names(tree), layout=LAYOUTS[layout], stand=stand, device_target=device_target
+    )
 
 
 def encoded(head, sequence: int = 1, data: bytes = b"12345") -> Encoded:
@@ -36,7 +53,7 @@ def files(root: Path) -> list[Path]:
 
 def test_stored_under_its_place_with_modes(make_head, tmp_path):
     """A record lands where the layout says, readable as the plan says, with nothing beside it."""
-    outcome = Writer(tree(tmp_path / "a" / "b")).write(encoded(make_head()))
+    outcome = writer_of(tree(tmp_path / "a" / "b")).write(encoded(make_head()))
     assert (outcome.fate, outcome.bytes_stored) == (Fate.STORED, 5)
     (path,) = files(tmp_path)
     assert path == tmp_path / "a" / "b" / outcome.path
@@ -52,7 +69,7 @@ def test_stored_under_its_place_with_modes(make_head, tmp_path):
 def test_hostile_names_stay_in_their_folder(make_head, tmp_path, name):
     """Whatever an operator is called, its file stands in the iteration's folder."""
     root = tmp_path / "root"
-    outcome = Writer(tree(root)).write(encoded(make_head(op_name=name, op_type=name)))
+    outcome = writer_of(tree(root)).write(encoded(make_head(op_name=name, op_type=name)))
     assert outcome.fate is Fate.STORED
     assert [path.parent for path in files(tmp_path)] == [root / "rank_0" / "Net" / "0" / "0"]
 
@@ -73,7 +90,7 @@ def test_failing_disk_is_a_reason_and_leaves_nothing(make_head, tmp_path, caplog
         write_all(descriptor, parts[:1])
         raise OSError(number, "failing on purpose")
 
-    writer = Writer(tree(tmp_path, write=fail))
+    writer = writer_of(tree(tmp_path, write=fail))
     outcomes = [writer.write(encoded(make_head(), number)) for number in (1, 2)]
     assert [(o.fate, o.reason, o.path) for o in outcomes] == [(Fate.DROPPED, reason, "")] * 2
     assert files(tmp_path) == []
@@ -88,7 +105,7 @@ def test_link_out_of_the_root_is_not_followed(make_head, tmp_path):
         link = root / depth
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(outside)
-    writer = Writer(tree(root))
+    writer = writer_of(tree(root))
     reasons = {writer.write(encoded(make_head(rank=rank))).reason for rank in (0, 1, 2)}
     assert reasons == {"outside_root"}
     assert list(outside.iterdir()) == []
@@ -98,7 +115,7 @@ def test_link_in_place_of_the_file_is_replaced(make_head, tmp_path):
     """A link that stands where a tensor belongs is replaced, never written through."""
     victim = tmp_path / "victim"
     victim.write_text("untouched")
-    writer = Writer(tree(tmp_path / "root"))
+    writer = writer_of(tree(tmp_path / "root"))
     path = tmp_path / "root" / writer.write(encoded(make_head())).path
     path.unlink()
     path.symlink_to(victim)
@@ -109,7 +126,7 @@ def test_link_in_place_of_the_file_is_replaced(make_head, tmp_path):
 
 def test_leftover_of_a_crash_is_replaced(make_head, tmp_path):
     """Half a file of an earlier life does not keep the record from being written again."""
-    writer = Writer(tree(tmp_path))
+    writer = writer_of(tree(tmp_path))
     path = tmp_path / writer.write(encoded(make_head())).path
     path.with_name(".session-1.tmp").write_bytes(b"half")
     assert writer.write(encoded(make_head())).fate is Fate.STORED
@@ -121,7 +138,7 @@ def test_long_names_are_mapped_once(make_head, tmp_path):
     sent = [make_head(op_name=LONG), make_head(op_name=LONG, side=Side.INPUT)]
     paths: set[str] = set()
     for _ in range(2):
-        writer = Writer(tree(tmp_path))
+        writer = writer_of(tree(tmp_path))
         paths |= {writer.write(encoded(head)).path for head in (*sent, *sent)}
     mapping = tmp_path / "rank_0" / "Net" / "0" / "0" / "mapping.csv"
     lines = [line.split(",", 1) for line in mapping.read_text().splitlines()]
@@ -142,12 +159,12 @@ def test_mapping_after_a_disk_that_failed_within_its_line(make_head, tmp_path):
 
     mapping = tmp_path / "rank_0" / "Net" / "0" / "0" / "mapping.csv"
     head = make_head(op_name=LONG)
-    assert Writer(tree(tmp_path, write=write)).write(encoded(head)).fate is Fate.DROPPED
+    assert writer_of(tree(tmp_path, write=write)).write(encoded(head)).fate is Fate.DROPPED
     assert mapping.read_bytes() == b""
     failing.clear()
     mapping.chmod(0o600)
     mapping.write_bytes(b"7.npy,whole\n" + b"8.npy,torn" * 1000)
-    outcome = Writer(tree(tmp_path, write=write)).write(encoded(head))
+    outcome = writer_of(tree(tmp_path, write=write)).write(encoded(head))
     first, second = mapping.read_text().splitlines()
     assert first == "7.npy,whole"
     assert second.split(",")[0] == Path(outcome.path).name
@@ -155,7 +172,7 @@ def test_mapping_after_a_disk_that_failed_within_its_line(make_head, tmp_path):
 
 def test_synced_tree_holds_the_same(make_head, tmp_path):
     """Syncing changes when a record counts as safe, not what is written."""
-    outcome = Writer(tree(tmp_path, synced=True)).write(encoded(make_head()))
+    outcome = writer_of(tree(tmp_path, synced=True)).write(encoded(make_head()))
     assert (tmp_path / outcome.path).read_bytes() == b"12345"
 
 
@@ -173,20 +190,20 @@ def test_profiles_spell_file_and_row(
     make_head, tmp_path, profile, device_target, dtype, name, token
 ):
     """A record's file and its row are spelt as the profile says, its folder is the same."""
-    writer = Writer(tree(tmp_path), profile=PROFILES[profile], device_target=device_target)
+    writer = writer_of(tree(tmp_path), profile=profile, device_target=device_target)
     head = make_head(op_name="Default/a/MatMul-op0", dtype=dtype)
     outcome = writer.write(Encoded(examined(head, figures=("6", "1")), "", (b"1",)))
     file = f"MatMul.{name}.0.0.1.output.0.DefaultFormat{token}.npy"
     assert outcome.path == f"rank_0/Net/0/0/{file}"
     assert outcome.row is not None
-    assert outcome.row.folder == "rank_0/Net/0/0"
+    assert outcome.row.table.path == "rank_0/Net/0/0/statistic.csv"
     assert outcome.row.text.split(",")[:2] == ["MatMul", name]
     assert outcome.row.text.endswith("6,1" if profile == "ms2.0" else "6,1,")
 
 
 def test_constants_stand_beside_the_iterations(make_head, tmp_path):
     """What never changes has one folder for its graph, whatever iteration it came in."""
-    outcome = Writer(tree(tmp_path)).write(encoded(make_head(constant=True, iteration=7)))
+    outcome = writer_of(tree(tmp_path)).write(encoded(make_head(constant=True, iteration=7)))
     assert Path(outcome.path).parent == Path("rank_0/Net/0/constants")
 
 
@@ -196,7 +213,7 @@ def test_record_that_could_not_be_written_has_no_row(make_head, tmp_path, caplog
     def fail(descriptor: int, parts) -> None:
         raise OSError(errno.ENOSPC, "failing on purpose")
 
-    writer = Writer(tree(tmp_path, write=fail))
+    writer = writer_of(tree(tmp_path, write=fail))
     outcome = writer.write(Encoded(examined(make_head(), figures=("6",)), "", (b"1",)))
     assert (outcome.fate, outcome.row) == (Fate.DROPPED, None)
     assert len(caplog.records) == 1
@@ -212,7 +229,7 @@ class TestLinks:
 
     def test_a_link_is_the_same_file(self, make_head, tmp_path):
         """It stands where the layout says, takes no room, and leaves nothing beside it."""
-        writer = Writer(tree(tmp_path))
+        writer = writer_of(tree(tmp_path))
         original = self.original(writer, make_head)
         record = examined(make_head(rank=3, side=Side.INPUT, iteration=7), 2, ("6",))
         outcome = writer.link(record, original)
@@ -220,7 +237,7 @@ class TestLinks:
         assert (outcome.fate, outcome.bytes_stored, outcome.digest) == (Fate.LINKED, 0, "digest")
         assert outcome.path.startswith("rank_3/Net/0/7/")
         assert outcome.row
-        assert outcome.row.folder == "rank_3/Net/0/7"
+        assert outcome.row.table.path == "rank_3/Net/0/7/statistic.csv"
         assert (tmp_path / outcome.path).samefile(tmp_path / original.path)
         assert len(files(tmp_path)) == 2
         (tmp_path / original.path).unlink()
@@ -228,7 +245,7 @@ class TestLinks:
 
     def test_a_long_name_is_mapped(self, make_head, tmp_path):
         """What a link is called in full stands in mapping.csv like any other name."""
-        writer = Writer(tree(tmp_path))
+        writer = writer_of(tree(tmp_path))
         outcome = writer.link(
             examined(make_head(op_name=LONG), 2), self.original(writer, make_head)
         )
@@ -238,7 +255,7 @@ class TestLinks:
 
     def test_sent_again(self, make_head, tmp_path):
         """Renaming one name of a file over another of it does nothing: no hidden name stays."""
-        writer = Writer(tree(tmp_path))
+        writer = writer_of(tree(tmp_path))
         original = self.original(writer, make_head)
         for _ in range(2):
             assert writer.link(examined(make_head(slot=1), 2), original)
@@ -247,7 +264,7 @@ class TestLinks:
 
     def test_leftover_of_a_crash_between_link_and_rename(self, make_head, tmp_path):
         """The hidden name of a link is taken away, and the file behind it is not written to."""
-        writer = Writer(tree(tmp_path))
+        writer = writer_of(tree(tmp_path))
         original = self.original(writer, make_head)
         source = tmp_path / original.path
         source.with_name(".session-2.tmp").hardlink_to(source)
@@ -260,7 +277,7 @@ class TestLinks:
     @pytest.mark.parametrize("harm", ["gone", "changed", "replaced", "mode", "symlink"])
     def test_not_as_it_was_written(self, make_head, tmp_path, harm):
         """A file that is gone or not the one that was written is never linked to."""
-        writer = Writer(tree(tmp_path))
+        writer = writer_of(tree(tmp_path))
         original = self.original(writer, make_head)
         path = tmp_path / original.path
         if harm == "changed":
@@ -288,7 +305,7 @@ class TestLinks:
             raise OSError(number, "refusing on purpose")
 
         caplog.set_level(logging.INFO)
-        writer = Writer(tree(tmp_path))
+        writer = writer_of(tree(tmp_path))
         original = self.original(writer, make_head)
         monkeypatch.setattr("os.link", refuse)
         for sequence in (2, 3):
@@ -300,7 +317,7 @@ class TestLinks:
         """No link is made outside the tree."""
         outside = tmp_path / "outside"
         outside.mkdir()
-        writer = Writer(tree(tmp_path / "root"))
+        writer = writer_of(tree(tmp_path / "root"))
         original = self.original(writer, make_head)
         (tmp_path / "root" / "rank_1").symlink_to(outside)
         assert writer.link(examined(make_head(rank=1), 2), original) is None
@@ -308,7 +325,7 @@ class TestLinks:
 
     def test_a_synced_tree_links_too(self, make_head, tmp_path):
         """Syncing changes when a link counts as safe, not that it is made."""
-        writer = Writer(tree(tmp_path, synced=True))
+        writer = writer_of(tree(tmp_path, synced=True))
         original = self.original(writer, make_head)
         assert writer.link(examined(make_head(iteration=9), 2), original)
 

@@ -5,8 +5,18 @@ from dataclasses import replace
 import pytest
 
 from rankdump.contract.key import Side
-from rankdump.contract.plan import DumpPlan, Iterations, Operators, Output, Selection
-from rankdump.filter import Filter, Run, size_decision, why_nothing
+from rankdump.contract.plan import (
+    DumpPlan,
+    Excluded,
+    Iterations,
+    Operators,
+    Output,
+    Selection,
+    Watched,
+)
+from rankdump.filter import Filter, Unmatched, size_decision
+from rankdump.pipeline.cause import Run, why_nothing
+from rankdump.pipeline.farewell import farewell_of
 
 OP = "Default/network-Net/conv1-Conv2d/Conv2d-op0"
 MARKED = Operators(everything=False, marked=True)
@@ -41,7 +51,7 @@ def operators(**lists) -> Operators:
     ],
 )
 def test_selection(selection, name, side, keep):
-    decision = Filter(a_plan(**selection)).decide(name, side)
+    decision = Filter(a_plan(**selection)).decide(name, side, 0)
     assert decision.keep is keep
     assert bool(decision.reason) is not keep
 
@@ -90,6 +100,7 @@ def run(**facts) -> Run:
         ({}, {"tensors_lost": 4}, "every one of the 4 tensors that the plan selects was lost"),
         ({"trigger": "overflow"}, {"tensors_lost": 4}, "every one of the 4 tensors"),
         ({}, {}, "what the plan selects handed over no tensor"),
+        ({"watched": Watched(("a",), ("b",))}, {}, "no layer of dump_list ended after one of its"),
     ],
 )
 def test_an_empty_dump_has_a_cause(selection, facts, reason):
@@ -111,6 +122,19 @@ def test_no_accident_is_no_fault(trigger, words):
     assert words in cause.reason
 
 
+def test_what_is_left_out_on_purpose_is_no_fault():
+    cause = why_nothing(a_plan(), run(left_out=True))
+    assert cause is not None
+    assert not cause.fault
+
+
+@pytest.mark.parametrize(("dialect", "words"), [("acl", "dump_list"), ("tf", "dump_layer")])
+def test_each_dialect_has_its_words(dialect, words):
+    cause = why_nothing(replace(a_plan(), dialect=dialect), run(operators_selected=False))
+    assert cause is not None
+    assert cause.reason.startswith(f"{words} and dump_mode match no operator")
+
+
 @pytest.mark.parametrize(
     ("lists", "seen", "unmatched"),
     [
@@ -128,8 +152,8 @@ def test_entries_that_match_nothing_are_known(lists, seen, unmatched):
     """Law: an entry is unused until any operator matches it, whatever side is kept."""
     selection = Filter(a_plan(operators=operators(**lists), inputs=False))
     for name in seen:
-        selection.decide(name, Side.INPUT)
-    assert list(selection.unmatched) == unmatched
+        selection.decide(name, Side.INPUT, 0)
+    assert [entry.text for entry in selection.unmatched] == unmatched
 
 
 def test_without_a_list_there_is_nothing_to_match():
@@ -144,7 +168,6 @@ def test_without_a_list_there_is_nothing_to_match():
         (f"Gradients/{OP}", 0, True),
         (f"Recompute/{OP}", 0, True),
         (OP, 1, False),
-        (OP, None, True),
         ("conv1.weight", 0, True),
         ("Gradients/conv1.weight", 0, True),
         ("conv2.weight", 0, False),
@@ -165,5 +188,134 @@ def test_marks_may_change():
     selection = Filter(a_plan(operators=MARKED))
     for names, keep in [((), False), (("network-Net/conv1-Conv2d",), True), ((), False)]:
         selection.mark(0, frozenset(names))
-        assert selection.decide(OP, Side.INPUT).keep is keep
+        assert selection.decide(OP, Side.INPUT, 0).keep is keep
         assert selection.marked is keep
+
+
+# -- models
+
+MODELS = (("A", operators(names=("conv1",), spelt=True)), ("B", Operators()))
+NAMES = {0: "A", 1: "B", 2: "C"}
+
+
+@pytest.mark.parametrize(
+    ("rest", "kept"),
+    [(operators(), [0, 1]), (Operators(), [0, 1, 2]), (operators(types=("conv",)), [0, 1, 2])],
+)
+def test_each_model_has_its_own_operators(rest, kept):
+    """Law: what is said of no model counts for those of which nothing else is said."""
+    selection = Filter(a_plan(operators=rest, models=MODELS), NAMES.__getitem__)
+    other = "Default/network-Net/conv2-Conv2d/Conv2d-op0"
+    for _ in range(2):
+        assert [g for g in NAMES if selection.decide(OP, Side.INPUT, g).keep] == kept
+        assert selection.decide(other, Side.INPUT, 1).keep
+        assert not selection.decide(other, Side.INPUT, 0).keep
+
+
+def test_a_name_that_comes_late_is_asked_for_anew():
+    names = {0: "B"}
+    selection = Filter(a_plan(models=MODELS), names.__getitem__)
+    assert selection.decide("x", Side.INPUT, 0).keep
+    names[0] = "A"
+    selection.forget()
+    assert not selection.decide("x", Side.INPUT, 0).keep
+
+
+def test_entries_are_matched_by_operators_of_their_model():
+    """Law: an entry of one model's list is not used up by another model's operator."""
+    every = operators(names=("conv1",), ranges=(("a", "b"),), spelt=True)
+    models = (("A", operators(names=("conv1", "fc"), spelt=True)),)
+    selection = Filter(a_plan(operators=every, models=models), NAMES.__getitem__)
+    selection.decide("b", Side.INPUT, 1)
+    selection.decide(OP, Side.INPUT, 0)
+    assert selection.unmatched == (
+        Unmatched("layer", "conv1"),
+        Unmatched("opname_range begin", "a"),
+        Unmatched("layer", "fc", "A"),
+    )
+
+
+# -- exclusions
+
+
+def test_a_tensor_is_left_out_by_type_name_and_position():
+    """Law: what is left out stays selected as an operator, and each slot has its answer."""
+    lists = Operators(
+        without_types=(Excluded("Relu"),), without_names=(Excluded("conv1", ("input0",)),)
+    )
+    selection = Filter(a_plan(operators=lists))
+    assert selection.decide(OP, Side.INPUT, 0).keep
+    assert not selection.left_out
+    for _ in range(2):
+        assert not selection.leaves_out((0, "Conv2d", OP, Side.INPUT, 1))
+        assert not selection.leaves_out((0, "Conv2d", OP, Side.OUTPUT, 0))
+        assert selection.leaves_out((0, "Conv2d", OP, Side.INPUT, 0))
+        assert selection.leaves_out((0, "Relu", "x", Side.OUTPUT, 7))
+    assert selection.left_out
+
+
+def test_a_model_leaves_out_what_its_own_list_says():
+    lists = Operators(without_types=(Excluded("Relu"),))
+    selection = Filter(a_plan(models=(("A", lists),)), NAMES.__getitem__)
+    left = [g for g in NAMES if selection.leaves_out((g, "Relu", "x", Side.OUTPUT, 0))]
+    assert left == [0]
+
+
+# -- ranges and watched operators
+
+
+def test_a_range_adds_to_the_lists_and_is_asked_for_every_time():
+    """Law: where the program stands is never remembered."""
+    inside: set[tuple[int, str]] = set()
+    lists = operators(names=("a",), ranges=(("b", "c"),))
+    plan = a_plan(operators=lists, inputs=False)
+    selection = Filter(plan, in_range=lambda graph, name: (graph, name) in inside)
+    assert selection.decide("a", Side.OUTPUT, 0).keep
+    assert not selection.decide("b", Side.OUTPUT, 0).keep
+    inside.add((0, "b"))
+    assert selection.decide("b", Side.OUTPUT, 0).keep
+    assert not selection.decide("b", Side.INPUT, 0).keep
+    assert not selection.decide("b", Side.OUTPUT, 1).keep
+    inside.clear()
+    assert not selection.decide("b", Side.OUTPUT, 0).keep
+
+
+def test_of_watched_operators_outputs_alone_are_wanted():
+    """Law: an operator that is named otherwise is not selected, whatever the lists say."""
+    watched = Watched(("relu",), ("conv1", "nobody"))
+    selection = Filter(a_plan(watched=watched, operators=operators(names=("x",))))
+    assert selection.decide(OP, Side.OUTPUT, 0).keep
+    assert not selection.decide(OP, Side.INPUT, 0).keep
+    assert not selection.decide(f"Gradients/{OP}", Side.OUTPUT, 0).keep
+    assert not selection.decide("x", Side.OUTPUT, 0).keep
+    assert selection.unmatched == (
+        Unmatched("layer", "relu"),
+        Unmatched("watcher_nodes", "nobody"),
+    )
+
+
+# -- what is said at the end
+
+
+@pytest.mark.parametrize(
+    ("dialect", "entry", "words"),
+    [
+        ("acl", Unmatched("layer", "x", "M"), "dump_list names layer x of model M, which no"),
+        ("acl", Unmatched("opname_range end", "x"), "dump_list names opname_range end x, which no"),
+        ("tf", Unmatched("layer", "x"), "dump_layer names layer x, which no operator matched"),
+        (
+            "mindspore",
+            Unmatched("kernels", "x"),
+            "no operator that ran matches an entry of kernels",
+        ),
+        ("plan", Unmatched("kernels", "x", "M"), "the plan names kernels x of model M, which no"),
+    ],
+)
+@pytest.mark.parametrize("seen", [True, False])
+def test_what_no_operator_matched_is_said(dialect, entry, words, seen):
+    """Law: in the words of the configuration, unless nothing ran that could have matched."""
+    plan = replace(a_plan(), dialect=dialect)
+    said = farewell_of(plan, run(operators_seen=seen, tensors_kept=1), [entry], retired_in=None)
+    assert len(said.notes) == seen
+    assert all(note.startswith(words) for note in said.notes)
+    assert said.warnings == said.notes

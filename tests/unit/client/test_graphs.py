@@ -161,11 +161,11 @@ def test_in_the_old_profile_every_operator_has_a_component_of_its_own(running):
         pipeline.begin_iteration(iteration)
         for name in names:
             begun = recorder.started(graph=0, name=name)
-            assert recorder.wants(name, Side.INPUT)
+            assert recorder.wants(0, name, Side.INPUT)
             recorder.observe(Observation(0, "Conv2d", name, Side.INPUT, 0, "", ArraySource(ONE)))
             recorder.finished(begun)
             recorder.describe(0, GraphNode(name, "Conv2d", inputs=(CONV2, "conv1.weight", "")))
-            recorder.settled(name)
+            recorder.settled(0, name)
         pipeline.end_iteration(ran=True)
     pipeline.close()
     found = [r.op_name for r in bodies(running, "record")]
@@ -201,8 +201,8 @@ def test_marks_hold_for_gradients_in_the_old_profile(running):
     pipeline = of_pipeline(running, plan)
     pipeline.recorder.mark(0, frozenset({"conv1.weight", "network-Net/conv2-Conv2d"}))
     wanted = ["conv1.weight", "Gradients/conv1.weight", CONV2, f"Gradients/{CONV2}"]
-    assert all(pipeline.recorder.wants(name, Side.OUTPUT) for name in wanted)
-    assert not pipeline.recorder.wants(CONV1, Side.OUTPUT)
+    assert all(pipeline.recorder.wants(0, name, Side.OUTPUT) for name in wanted)
+    assert not pipeline.recorder.wants(0, CONV1, Side.OUTPUT)
     pipeline.close()
 
 

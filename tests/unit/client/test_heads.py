@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rankdump import heads as module
 from rankdump.adapters.arrays import ArraySource
@@ -48,6 +51,88 @@ def test_tensors_of_one_call_share_the_time_of_the_first_where_the_layout_does()
     assert stamps == [10, 11, 10, 13, 13, 15]
     key = heads.of(second, iteration=1).key
     assert (key.timestamp_us, key.net_name, key.task, key.stream) == (16, "Lenet", 65535, 65535)
+
+
+def test_a_call_that_is_over_shares_its_time_with_no_other():
+    """Law: the next call of a name begins anew, though it may have other tensors than the last."""
+    times = itertools.count(10)
+    heads = Heads(rank=0, net_name="", clock_us=lambda: next(times), layout=LAYOUTS["cann"])
+    read, written = (
+        kind_of(heads, observation(np.ones(1), side=side)) for side in (Side.INPUT, Side.OUTPUT)
+    )
+    stamps = [heads.stamp(written, 0)]
+    heads.over(2, written.op_name)
+    stamps += [heads.stamp(kind, 0) for kind in (read, written)]
+    assert stamps == [10, 11, 11]
+
+
+def test_gradients_of_one_backward_share_a_time_however_often_it_is_called_over():
+    """Law: which gradient is the last is not always known when it comes."""
+    heads = Heads(
+        rank=0, net_name="", clock_us=itertools.count(10).__next__, layout=LAYOUTS["cann"]
+    )
+    name = "Gradients/Default/Add-op0"
+    kinds = [kind_of(heads, observation(np.ones(1), op_name=name, slot=slot)) for slot in (0, 1)]
+    stamps = []
+    for kind in kinds:
+        stamps.append(heads.stamp(kind, 0))
+        heads.over(2, name)
+    assert len(set(stamps)) == 1
+
+
+def test_a_model_that_is_named_late_has_its_name_from_then_on():
+    """Law: no tensor goes under a name that its model no longer has."""
+    heads = Heads(rank=0, net_name="", clock_us=lambda: 7)
+    seen = observation(np.ones(1))
+    assert kind_of(heads, seen).model == heads.model(2) == "Net"
+    heads.name_model(2, "Lenet")
+    assert kind_of(heads, seen).model == heads.model(2) == "Lenet"
+    assert kind_of(heads, observation(np.ones(1), graph=1)).model == "Net"
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["stamp", "stamp", "stamp", "over"]),
+        st.integers(0, 1),
+        st.sampled_from(["a", "a/b", "Gradients/a", "Recompute/a", "a_To_a"]),
+        st.sampled_from(list(Side)),
+        st.integers(0, 2),
+        st.integers(0, 2),
+    ),
+    max_size=60,
+)
+
+
+@given(steps=STEPS, clock=st.lists(st.integers(0, 5), min_size=60, max_size=60))
+@pytest.mark.parametrize("layout", ["cann", "mindspore-sync"])
+def test_no_two_tensors_have_the_same_place(layout, steps, clock):
+    """Law: whatever the clock says and in whichever order calls begin, end and mix."""
+    times = iter(clock)
+    heads = Heads(rank=0, net_name="", clock_us=lambda: next(times), layout=LAYOUTS[layout])
+    places = []
+    for what, graph, name, side, slot, iteration in steps:
+        if what == "over":
+            heads.over(graph, name)
+            continue
+        place = {"graph": graph, "op_name": name, "side": side, "slot": slot}
+        kind = kind_of(heads, observation(np.ones(1), **place))
+        places.append((heads.stamp(kind, iteration), name, side, slot))
+    assert len(set(places)) == len(places)
+
+
+def test_no_two_tensors_of_several_threads_have_the_same_place():
+    """Law: the same for calls that run at once under one name."""
+    heads = Heads(rank=0, net_name="", clock_us=lambda: 7, layout=LAYOUTS["cann"])
+    kinds = [kind_of(heads, observation(np.ones(1), slot=slot)) for slot in range(3)]
+
+    def call(number: int) -> list[tuple[int, int]]:
+        found = [(heads.stamp(kind, 0), kind.slot) for kind in kinds * 50]
+        heads.over(2, kinds[0].op_name)
+        return found
+
+    with ThreadPoolExecutor(8) as threads:
+        places = [place for found in threads.map(call, range(32)) for place in found]
+    assert len(set(places)) == len(places) == 32 * 150
 
 
 @pytest.mark.parametrize("constant", [False, True])

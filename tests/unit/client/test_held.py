@@ -9,7 +9,10 @@ from hypothesis import strategies as st
 from rankdump.held import Held
 
 STEPS = st.lists(
-    st.tuples(st.sampled_from(["hold", "keep", "settle", "clear"]), st.sampled_from("abc")),
+    st.tuples(
+        st.sampled_from(["hold", "keep", "settle", "clear"]),
+        st.sampled_from([(0, "a"), (0, "b"), (1, "a")]),
+    ),
     max_size=40,
 )
 
@@ -30,25 +33,28 @@ def test_nothing_is_lost_and_nothing_comes_twice(steps, limit):
     assert sorted(back) == [n for n, (what, _) in enumerate(steps) if what == "hold"]
 
 
+A, B, C = ((0, name) for name in "abc")
+
+
 def test_an_operator_is_kept_until_it_is_over():
     held: Held[str] = Held()
-    held.hold("a", "input")
-    assert not held.keeps("a")
-    assert held.keep("a") == ["input"]
-    assert held.keeps("a")
-    assert held.settle("a") == []
-    assert not held.keeps("a")
+    held.hold(A, "input")
+    assert not held.keeps(A)
+    assert held.keep(A) == ["input"]
+    assert held.keeps(A)
+    assert held.settle(A) == []
+    assert not held.keeps(A)
 
 
 @pytest.mark.parametrize(("limit", "kept"), [(0, ["a", "b", "c"]), (1, ["a"]), (2, ["a", "b"])])
 def test_the_limit_counts_operators(limit, kept):
     """Law: keeping one operator again is no further operator; one too many is not kept."""
     held: Held[str] = Held(limit)
-    for name in "abc":
-        held.hold(name, name)
-        held.keep(name)
-        held.keep(name)
-    assert [name for name in "abc" if held.keeps(name)] == kept
+    for call in (A, B, C):
+        held.hold(call, call[1])
+        held.keep(call)
+        held.keep(call)
+    assert [name for graph, name in (A, B, C) if held.keeps((graph, name))] == kept
     assert held.full is (0 < limit <= len(kept))
     assert held.clear() == [name for name in "abc" if name not in kept]
 
@@ -56,4 +62,5 @@ def test_the_limit_counts_operators(limit, kept):
 def test_operators_that_never_end_are_forgotten(monkeypatch):
     monkeypatch.setattr("rankdump.held._MAX_OPEN", 2)
     held: Held[str] = Held()
-    assert [held.hold(name, name) for name in "abcd"] == [[], [], ["a"], ["b"]]
+    found = [held.hold((0, name), name) for name in "abcd"]
+    assert found == [[], [], ["a"], ["b"]]

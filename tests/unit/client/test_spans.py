@@ -81,7 +81,7 @@ def test_a_plan_that_keeps_no_events_has_no_spans(running):
         Observation(0, "Add", "a", Side.INPUT, 0, "", ArraySource(ONE)),
     )
     pipeline.recorder.finished(pipeline.recorder.started(graph=0, name="a"))
-    pipeline.recorder.settled("a", raised=True)
+    pipeline.recorder.settled(0, "a", raised=True)
     pipeline.end_iteration(ran=True)
     pipeline.close()
     assert spans(running) == [(0, 0, 0)]

@@ -154,8 +154,8 @@ def test_only_what_was_marked_is_kept(running, caplog, marked):
     pipeline.start()
     if marked:
         pipeline.recorder.mark(0, frozenset({"network-Net/a-Add"}))
-    assert pipeline.recorder.wants("Default/network-Net/a-Add/Add-op0", Side.INPUT) is marked
-    assert not pipeline.recorder.wants("Default/network-Net/b-Add/Add-op0", Side.INPUT)
+    assert pipeline.recorder.wants(0, "Default/network-Net/a-Add/Add-op0", Side.INPUT) is marked
+    assert not pipeline.recorder.wants(0, "Default/network-Net/b-Add/Add-op0", Side.INPUT)
     pipeline.end_iteration(ran=True)
     pipeline.close()
     assert ("set_dump() marks, and it marked nothing" in caplog.text) is not marked

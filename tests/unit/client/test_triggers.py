@@ -17,6 +17,8 @@ from rankdump.contract.plan import (
     Content,
     Delivery,
     DumpPlan,
+    Excluded,
+    Operators,
     Output,
     Precision,
     SavedData,
@@ -225,7 +227,7 @@ def test_on_the_device_only_figures_of_an_overflow_are_read_back(running):
     for name, output in [("good", GOOD), ("it", BAD), ("after", GOOD)]:
         pipeline.recorder.observe(seen(name, Side.INPUT, OnDevice(f"{name} in", GOOD)))
         pipeline.recorder.observe(seen(name, Side.OUTPUT, OnDevice(f"{name} out", output)))
-        pipeline.recorder.settled(name)
+        pipeline.recorder.settled(0, name)
     assert Promise.read_back == []
     pipeline.end_iteration(ran=True)
     pipeline.close()
@@ -257,7 +259,7 @@ def test_arguments_stay_with_their_operator(running):
     for name, output in [("good", GOOD), ("it", BAD)]:
         pipeline.recorder.arguments(0, "Add", name, {"alpha": "1"})
         pipeline.recorder.observe(seen(name, Side.OUTPUT, ArraySource(output)))
-        pipeline.recorder.settled(name)
+        pipeline.recorder.settled(0, name)
     pipeline.end_iteration(ran=True)
     pipeline.close()
     sent = [o.op_name for a in bodies(running, "kernel_arguments") for o in a.operators]
@@ -279,11 +281,11 @@ def test_operators_that_never_settle_are_forgotten_with_their_iteration(running)
     pipeline = Pipeline(a_plan("overflow"), request(), running.address)
     pipeline.start()
     pipeline.recorder.observe(seen("x", Side.INPUT, ArraySource(GOOD)))
-    pipeline.recorder.lose("x", Side.INPUT, "unsupported_sparse")
+    pipeline.recorder.lose(0, "Add", "x", Side.INPUT, 0, "unsupported_sparse")
     pipeline.end_iteration(ran=True)
     pipeline.begin_iteration(1)
     pipeline.recorder.observe(seen("x", Side.OUTPUT, ArraySource(BAD)))
-    pipeline.recorder.lose("x", Side.OUTPUT, "unsupported_sparse")
+    pipeline.recorder.lose(0, "Add", "x", Side.OUTPUT, 0, "unsupported_sparse")
     pipeline.end_iteration(ran=True)
     pipeline.close()
     assert found(running) == [("x", "output", 0)]
@@ -352,8 +354,8 @@ def test_an_exception_that_the_job_survives_is_an_iteration_of_its_own(running):
         pipeline.begin_iteration(iteration)
         recorder.observe(seen("x", Side.INPUT, ArraySource(GOOD)))
         recorder.finished(recorder.started(graph=0, name="x"))
-        recorder.settled("x", raised=iteration == 1)
-        recorder.settled("x")
+        recorder.settled(0, "x", raised=iteration == 1)
+        recorder.settled(0, "x")
         pipeline.end_iteration(ran=True)
     pipeline.close()
     assert [(r.op_name, r.iteration) for r in bodies(running, "record")] == [("x", 1)]
@@ -370,8 +372,8 @@ def test_inputs_that_cannot_be_read_any_more_are_counted(running, reason):
     tensor.is_changed = reason == "changed_in_place"
     tensor.fails = "copy" if reason == "copy_failed" else ""
     if reason == "unsupported_sparse":
-        pipeline.recorder.lose("it", Side.INPUT, reason)
-    pipeline.recorder.settled("it", raised=True)
+        pipeline.recorder.lose(0, "Add", "it", Side.INPUT, 0, reason)
+    pipeline.recorder.settled(0, "it", raised=True)
     pipeline.end_iteration(ran=True)
     pipeline.close()
     (end,) = bodies(running, "iteration_end")
@@ -382,6 +384,51 @@ def test_inputs_that_cannot_be_read_any_more_are_counted(running, reason):
 def test_outputs_are_not_asked_for_when_inputs_are_what_counts(running):
     pipeline = Pipeline(a_plan("exception"), request(), running.address)
     pipeline.start()
-    assert pipeline.recorder.wants("x", Side.INPUT)
-    assert not pipeline.recorder.wants("x", Side.OUTPUT)
+    assert pipeline.recorder.wants(0, "x", Side.INPUT)
+    assert not pipeline.recorder.wants(0, "x", Side.OUTPUT)
     pipeline.close()
+
+
+@pytest.mark.parametrize("trigger", ["overflow", "exception"])
+def test_operators_of_two_models_may_be_called_alike(running, trigger: Trigger):
+    """Law: what becomes of one says nothing about the other, even while both are open."""
+    pipeline = Pipeline(a_plan(trigger), request(), running.address)
+    pipeline.start()
+    recorder = pipeline.recorder
+    for graph in (0, 1):
+        observation = seen("it", Side.INPUT, Tensor(GOOD))
+        recorder.observe(observation._replace(graph=graph))
+    for graph, result in ((0, GOOD), (1, BAD)):
+        observation = seen("it", Side.OUTPUT, Tensor(result))
+        recorder.observe(observation._replace(graph=graph))
+    for graph in (0, 1):
+        recorder.settled(graph, "it", raised=graph == 1)
+    pipeline.end_iteration(ran=True)
+    pipeline.close()
+    assert {r.graph for r in bodies(running, "record")} == {1}
+    assert found(running)[0] == ("it", "input", 0)
+
+
+def test_tensors_that_are_left_out_are_judged_all_the_same(running):
+    """Law: an output that is not kept still tells that its operator overflowed."""
+    left = Operators(without_names=(Excluded("it", ("output0",)),))
+    with rankdump.Session(a_plan("overflow", operators=left), agent=running.address) as session:
+        run(session, "it", BAD, GOOD)
+        run(session, "good", GOOD)
+    assert found(running) == [("it", "input", 0), ("it", "output", 1)]
+    (end,) = bodies(running, "iteration_end")
+    assert (end.expected, dict(end.dropped)) == (2, {})
+
+
+def test_memory_that_is_gone_when_an_operator_raises_is_a_loss(running):
+    """Law: what was referred to is looked at again before it is read."""
+    pipeline = Pipeline(a_plan("exception"), request(), running.address)
+    pipeline.start()
+    tensor = Tensor(GOOD)
+    tensor.again = lambda: "storage_freed"
+    pipeline.recorder.observe(seen("it", Side.INPUT, tensor))
+    pipeline.recorder.settled(0, "it", raised=True)
+    pipeline.end_iteration(ran=True)
+    pipeline.close()
+    (end,) = bodies(running, "iteration_end")
+    assert (end.expected, dict(end.dropped)) == (1, {"storage_freed": 1})

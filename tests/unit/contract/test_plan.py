@@ -13,16 +13,31 @@ from rankdump.contract.errors import ProtocolError
 from rankdump.contract.plan import (
     Delivery,
     DumpPlan,
+    Excluded,
     Iterations,
     Operators,
     Output,
     Selection,
+    Watched,
 )
 from rankdump.contract.plan_json import plan_from_json, plan_to_json
 
 texts = st.text(st.characters(exclude_characters="\0"), max_size=20)
 names = st.lists(texts, max_size=3).map(tuple)
 numbers = st.integers(0, 2**64 - 1)
+excluded = st.lists(st.builds(Excluded, texts, names), max_size=2).map(tuple)
+operators = st.builds(
+    Operators,
+    st.booleans(),
+    names,
+    names,
+    st.lists(st.sampled_from(["a", ".*op[0-9]+", r"\d"])).map(tuple),
+    marked=st.booleans(),
+    ranges=st.lists(st.tuples(texts, texts), max_size=2).map(tuple),
+    without_types=excluded,
+    without_names=excluded,
+    spelt=st.booleans(),
+)
 plans = st.builds(
     DumpPlan,
     output=st.builds(
@@ -40,13 +55,9 @@ plans = st.builds(
             Iterations, texts, st.none() | st.lists(st.tuples(numbers, numbers)).map(tuple)
         ),
         devices=st.none() | st.lists(numbers, max_size=3).map(tuple),
-        operators=st.builds(
-            Operators,
-            st.booleans(),
-            names,
-            names,
-            st.lists(st.sampled_from(["a", ".*op[0-9]+", r"\d"])).map(tuple),
-        ),
+        operators=operators,
+        models=st.lists(st.tuples(texts, operators), max_size=2).map(tuple),
+        watched=st.none() | st.builds(Watched, names, names),
         inputs=st.booleans(),
         outputs=st.booleans(),
     ),

@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from rankdump.contract.key import Side
-from rankdump.contract.plan import DumpPlan, Iterations, Operators, Output, Selection
+from rankdump.contract.plan import (
+    DumpPlan,
+    Excluded,
+    Iterations,
+    Operators,
+    Output,
+    Selection,
+    Watched,
+)
 from rankdump.contract.selection import (
     YES,
     device_verdict,
+    exclusion_verdict,
     iteration_verdict,
+    listed_verdict,
     operator_verdict,
     side_verdict,
+    spellings,
     type_in,
+    watch_name,
+    watch_verdict,
 )
 
 CONV = "Default/network-Net/conv1-Conv2d/Conv2D-op0"
+
+
+BLOCK = "Default/network-Net/layer1-Sequential/0-Block/conv-a-Conv2d/Conv2d-op1"
 
 
 def plan(selection: Selection) -> DumpPlan:
@@ -128,3 +146,116 @@ def test_yes_has_no_reason():
     """A reason belongs to a no."""
     assert YES.accepted
     assert YES.reason == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        (
+            BLOCK,
+            [
+                "Default_network-Net_layer1-Sequential_0-Block_conv-a-Conv2d_Conv2d-op1",
+                "Default/network-Net/layer1-Sequential/0-Block/conv-a-Conv2d",
+                "network-Net/layer1-Sequential/0-Block/conv-a-Conv2d",
+                "layer1.0.conv-a",
+            ],
+        ),
+        (
+            "Default/network-Net/Net-op0",
+            ["Default_network-Net_Net-op0", "Default/network-Net", "network-Net"],
+        ),
+        # A component that is no module's has no path.
+        (
+            "Default/network-Net/plain/Add-op0",
+            ["Default_network-Net_plain_Add-op0", "Default/network-Net/plain", "network-Net/plain"],
+        ),
+        ("Default/network-Net", ["Default_network-Net"]),
+        ("Default/Add-op0", ["Default_Add-op0"]),
+        ("conv1.weight", ["conv1_weight"]),
+        (f"Gradients/{CONV}", ["Gradients_Default_network-Net_conv1-Conv2d_Conv2D-op0"]),
+        ("", [""]),
+    ],
+)
+def test_an_operator_has_several_spellings(name: str, found: list[str]):
+    """Law: all that a name may be called follows from the name."""
+    assert spellings(name) == (name, *found)
+
+
+@pytest.mark.parametrize("spelt", [True, False])
+@pytest.mark.parametrize("entry", spellings(BLOCK))
+@pytest.mark.parametrize("scope", ["", "Gradients/", "Recompute/"])
+def test_other_spellings_select_only_where_the_plan_allows_them(
+    entry: str, spelt: bool, scope: str
+):
+    """Law: MindSpore's `kernels` know the full scope name alone; what belongs to it comes along."""
+    verdict = operator_verdict(Operators(False, (entry,), spelt=spelt), scope + BLOCK)
+    assert verdict.accepted is (spelt or entry == BLOCK)
+
+
+def test_a_path_selects_its_module_and_none_inside_it():
+    outer = Operators(False, ("layer1", "layer1.0"), spelt=True)
+    assert not operator_verdict(outer, BLOCK).accepted
+    assert operator_verdict(outer, "Default/network-Net/layer1-Sequential/Seq-op3").accepted
+
+
+def test_a_range_is_known_to_the_rank_alone():
+    """Law: by its name alone any operator may lie in a range."""
+    operators = Operators(False, ("a",), ranges=(("b", "c"),))
+    assert operator_verdict(operators, CONV).accepted
+    assert not listed_verdict(operators, CONV).accepted
+
+
+@pytest.mark.parametrize(
+    ("lists", "name", "side", "slot", "accepted"),
+    [
+        ({}, CONV, Side.INPUT, 0, True),
+        ({"without_types": ("Conv2D",)}, CONV, Side.INPUT, 0, False),
+        ({"without_types": ("conv2d",)}, CONV, Side.INPUT, 0, True),
+        ({"without_types": (("Conv2D", "input0"),)}, CONV, Side.INPUT, 0, False),
+        ({"without_types": (("Conv2D", "input0"),)}, CONV, Side.INPUT, 1, True),
+        ({"without_types": (("Conv2D", "input0"),)}, CONV, Side.OUTPUT, 0, True),
+        ({"without_types": (("Conv2D", "input1"),)}, CONV, Side.INPUT, 10, True),
+        ({"without_names": (CONV,)}, CONV, Side.OUTPUT, 3, False),
+        ({"without_names": ("conv1",)}, CONV, Side.OUTPUT, 3, False),
+        ({"without_names": ("conv1",)}, f"Gradients/{CONV}", Side.OUTPUT, 3, False),
+        ({"without_names": (f"Gradients/{CONV}",)}, CONV, Side.OUTPUT, 3, True),
+        ({"without_names": (("conv1", "input0", "output2"),)}, CONV, Side.OUTPUT, 2, False),
+        ({"without_names": (("conv1", "input0", "output2"),)}, CONV, Side.INPUT, 2, True),
+        # One entry says less than another: all of them count.
+        ({"without_names": (("conv1", "input0"), "conv1")}, CONV, Side.OUTPUT, 1, False),
+        ({"without_names": (("conv1", "output9x"),)}, CONV, Side.OUTPUT, 9, True),
+    ],
+)
+def test_exclusion(lists, name: str, side: Side, slot: int, accepted: bool):
+    """Law: an entry without positions leaves out the whole operator, any other just these."""
+    made: dict[str, Any] = {
+        key: tuple(
+            Excluded(entry) if isinstance(entry, str) else Excluded(entry[0], entry[1:])
+            for entry in entries
+        )
+        for key, entries in lists.items()
+    }
+    verdict = exclusion_verdict(Operators(**made), "Conv2D", name, side, slot)
+    assert verdict.accepted is accepted
+    assert bool(verdict.reason) is not accepted
+
+
+@pytest.mark.parametrize(
+    ("name", "accepted"),
+    [
+        (watch_name("a", BLOCK), True),
+        (watch_name(CONV, "b_To_b"), True),
+        (watch_name("a_To_a", "b_To_b"), True),
+        (watch_name("a", "a"), False),
+        (watch_name(BLOCK, BLOCK), False),
+        (watch_name("b_To_b", "a"), False),
+        (BLOCK, False),
+        ("a", False),
+        ("_To_", False),
+        pytest.param("a_To_" + "_To_" * 100_000, False, id="long"),
+    ],
+)
+def test_a_watched_name_is_of_a_layer_and_a_node(name: str, accepted: bool):
+    """Law: both parts are listed, wherever the name can be cut in two."""
+    watched = Watched(("a", "conv1", "a_To_a"), ("layer1.0.conv-a", "b_To_b"))
+    assert watch_verdict(watched, name).accepted is accepted

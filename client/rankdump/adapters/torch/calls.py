@@ -109,10 +109,12 @@ class Calls:
         call, again = self._numbered(operator, leaves)
         frame = Frame(operator, call, again, handled_now())
         frames.append(frame)
+        graph = self._observer.graph
         try:
+            if not again:
+                self._observer.recorder.entered(graph, frame.name)
             self._read(frame, call, leaves)
         finally:
-            graph = self._observer.graph
             frame.begun = self._observer.recorder.started(graph=graph, name=frame.name)
 
     def leave(self, operator: Operator, result: object) -> None:
@@ -171,7 +173,7 @@ class Calls:
             module = frame.operator.module
             ended = self._describer.ended
             shielded(ended, self.failed, call, frame.name, module, sketch, leaves)
-        self._observer.recorder.settled(frame.name, raised=raised)
+        self._observer.settled(frame.name, raised=raised)
 
     def _raised(self, frame: Frame) -> bool:
         """Return whether a call raised an error of its own; tell the call around it."""

@@ -49,7 +49,7 @@ class Gradients:
         """
         name = call.names.gradient
         # The gradients arriving make the event, whether or not their values are wanted.
-        if side is Side.INPUT and not self._observer.recorder.wants(name, Side.OUTPUT):
+        if side is Side.INPUT and not self._observer.wants(name, Side.OUTPUT):
             return
         for leaf in leaves:
             tensor = leaf.value
@@ -83,7 +83,7 @@ class Gradients:
                 shielded(self._describer.gradient, self.failed, call)
         observer.tensors(call.scope.op_type, name, _BACKWARD_SIDE[side], [leaf])
         if call.arrivals.complete:
-            observer.recorder.settled(name)
+            observer.settled(name)
 
     def failed(self, error: Exception) -> None:
         """Report that a hook could not do its work."""

@@ -30,9 +30,17 @@ class Observer:
         """Whether this process records the running iteration; never in a forked worker."""
         return self.recorder.armed
 
+    def wants(self, op_name: str, side: Side) -> bool:
+        """Return whether tensors of that operator and side are kept in this iteration."""
+        return self.recorder.wants(self.graph, op_name, side)
+
+    def settled(self, op_name: str, *, raised: bool = False) -> None:
+        """Say that one call of an operator is over."""
+        self.recorder.settled(self.graph, op_name, raised=raised)
+
     def tensors(self, op_type: str, op_name: str, side: Side, leaves: Iterable[Leaf]) -> None:
         """Hand over the tensors among the leaves of one side of an operator."""
-        if not self.recorder.wants(op_name, side):
+        if not self.recorder.wants(self.graph, op_name, side):
             return
         for leaf in leaves:
             if isinstance(leaf.value, Tensor):
@@ -64,9 +72,9 @@ class Observer:
         state: bool = False,
         constant: bool = False,
     ) -> None:
-        if self.recorder.wants(name, Side.OUTPUT):
+        if self.wants(name, Side.OUTPUT):
             self._tensor(PARAMETER, name, Side.OUTPUT, leaf, tensor, state=state, constant=constant)
-            self.recorder.settled(name)
+            self.settled(name)
 
     def _tensor(
         self,
@@ -79,13 +87,13 @@ class Observer:
         state: bool = False,
         constant: bool = False,
     ) -> None:
+        place = (self.graph, op_type, op_name, side, leaf.slot)
         try:
             source = source_of(tensor)
             if isinstance(source, str):
-                self.recorder.lose(op_name, side, source)
+                self.recorder.lose(*place, source)
                 return
-            place = (self.graph, op_type, op_name, side, leaf.slot, leaf.argument)
-            self.recorder.observe(Observation(*place, source, state, constant))
+            self.recorder.observe(Observation(*place, leaf.argument, source, state, constant))
         except Exception as error:
-            self.recorder.lose(op_name, side, HOOK_FAILED)
+            self.recorder.lose(*place, HOOK_FAILED)
             self.failed(error)

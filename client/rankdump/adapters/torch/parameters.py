@@ -118,6 +118,6 @@ class Parameters:
             self._observer.gradient(name, gradient)
 
     def _constant(self, name: str, buffer: Tensor) -> None:
-        if name not in self._constants and self._observer.recorder.wants(name, Side.OUTPUT):
+        if name not in self._constants and self._observer.wants(name, Side.OUTPUT):
             self._constants.add(name)
             self._observer.state(name, "buffer", buffer, constant=True)

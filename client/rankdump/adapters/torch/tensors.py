@@ -113,6 +113,18 @@ class TorchTensor:
         """
         return self.version is not None and version_of(self.tensor) != self.version
 
+    def memory(self) -> TorchTensor:
+        """Return a source of the same memory that keeps no graph of gradients alive."""
+        with unobserved():
+            return TorchTensor(self.tensor.detach(), self.version)
+
+    def again(self) -> TorchTensor | str:
+        """Return the tensor as it is by now; the job may have taken its memory away."""
+        with outside_modes():
+            if _shrunk(self.tensor):
+                return "storage_freed"
+            return source_of(self.tensor)
+
     def figures(self, items: tuple[str, ...], precision: Precision) -> Deferred | None:
         """Start computing statistics on the accelerator; None when the tensor is in host memory."""
         if self.tensor.device.type == "cpu":
@@ -150,6 +162,15 @@ def _packed(tensor: Tensor) -> bool:
         # Asked last: it costs more than all before.
         and not (tensor.is_neg() or tensor.is_conj())
     )
+
+
+def _shrunk(tensor: Tensor) -> bool:
+    """Return whether the elements reach beyond the memory that is left of their storage."""
+    if not tensor.numel() or tensor.layout is not torch.strided:
+        return False
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    reach = tensor.storage_offset() + sum((extent - 1) * step for extent, step in steps) + 1
+    return reach * tensor.element_size() > tensor.untyped_storage().nbytes()
 
 
 def _first_rows(tensor: Tensor, count: int) -> Tensor:

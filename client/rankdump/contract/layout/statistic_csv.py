@@ -69,9 +69,10 @@ def items_of(items: tuple[str, ...], profile: Profile) -> tuple[str, ...]:
     return OLD_ITEMS if profile.fixed_table else items
 
 
-def beside(header: str) -> str:
+def beside(name: str, header: str) -> str:
     """Return the name of a table with these columns, where another job's stands under the usual."""
-    return f"statistic.{hashlib.blake2b(header.encode(), digest_size=4).hexdigest()}.csv"
+    digest = hashlib.blake2b(header.encode(), digest_size=4).hexdigest()
+    return f"{name.removesuffix('.csv')}.{digest}.csv"
 
 
 def header(items: tuple[str, ...]) -> str:
@@ -94,11 +95,17 @@ def row(head: RecordHead, figures: Sequence[str], profile: Profile) -> str:
     return ",".join((fixed, *figures)) + end
 
 
-def figure_row(kind: TensorKind, timestamp_us: int, figures: str, profile: Profile) -> str:
-    """Return the line of a tensor of which only figures came, joined by commas."""
+def figure_row(
+    kind: TensorKind, timestamp_us: int, figures: str, profile: Profile, *, unknown_id: int = 0
+) -> str:
+    """Return the line of a tensor of which only figures came, joined by commas.
+
+    Task and stream of its operator are not known.
+    """
     operator, tensor = _around(kind, profile)
     end = "" if profile.fixed_table else ","
-    return f"{operator},0,0,{timestamp_us},{tensor}{figures and ','}{figures}{end}"
+    when = f"{unknown_id},{unknown_id},{timestamp_us}"
+    return f"{operator},{when},{tensor}{figures and ','}{figures}{end}"
 
 
 @lru_cache(maxsize=_REMEMBERED)

@@ -11,10 +11,12 @@ from rankdump.contract.exchange import IterationEnd, KernelArguments, SessionEnd
 from rankdump.contract.graph import Graph, GraphPart
 from rankdump.contract.layout.place import NAME_MAX_BYTES
 from rankdump.contract.manifest import Manifest
+from rankdump.contract.plan import UNNAMED
 from rankdump.contract.status import IterationStatus
 from rankdump.contract.timeouts import Timeouts
 from rankdumpd.agent import metadata
 from rankdumpd.agent.draw import drawings
+from rankdumpd.agent.effects.joined import join_operators
 from rankdumpd.agent.effects.kept import manifest_records, rows_of_tables
 from rankdumpd.agent.ledger import Ledger
 from rankdumpd.agent.report import Reporter
@@ -66,7 +68,7 @@ class Effects:
             while session.tabulated_to < session.watermark:
                 self._tabulate_some(session, tables, session.watermark)
         except (OSError, sqlite3.Error) as error:
-            self._failed(session, "statistic.csv: rows have to wait", error)
+            self._failed(session, "tables of figures: rows have to wait", error)
 
     def _tabulate_some(self, session: Session, tables: Tables, up_to: int) -> None:
         session_id = session.request.session_id
@@ -80,7 +82,7 @@ class Effects:
     def _draw(self, session: Session, graph: Graph) -> None:
         tree, rank = session.outlet.tree, session.request.rank
         try:
-            metadata.write_graph(tree, rank, drawings(graph, session.outlet.profile))
+            metadata.write_graph(tree, rank, drawings(graph, session.outlet.stand.profile))
             if graph.compiled:
                 names = [node.name for node in graph.nodes]
                 metadata.write_program_order(tree, rank, {graph.number: names})
@@ -90,10 +92,21 @@ class Effects:
             self._failed(session, f"graph {graph.number}: not written", error)
 
     def _keep_arguments(self, session: Session, ticket: Ticket, arguments: KernelArguments) -> None:
-        rank, net_name = session.request.rank, session.plan.output.net_name
+        rank, outlet = session.request.rank, session.outlet
+
+        def folder_of(graph: int) -> str:
+            return outlet.layout.folder_of(
+                outlet.stand,
+                rank=rank,
+                net_name=session.plan.output.net_name or UNNAMED,
+                graph=graph,
+                iteration=arguments.iteration,
+                constant=False,
+            )
+
         try:
             unnameable = metadata.write_arguments(
-                session.outlet.tree, rank, net_name, arguments, mark=_mark(ticket)
+                outlet.tree, arguments, folder_of=folder_of, mark=_mark(ticket)
             )
             self._carried_out(session, [ticket])
         except (OSError, sqlite3.Error) as error:
@@ -106,10 +119,12 @@ class Effects:
             )
 
     def _end_iteration(self, session: Session, declared: Declared, end: IterationEnd) -> None:
-        status, ticket = session.end_iteration(end), declared.ticket
+        ticket = declared.ticket
+        joined = self._join(session, end.iteration)
+        status = session.end_iteration(end)
         try:
             # A manifest says that everything is there: without its rows it has to wait as they do.
-            if _tabulated(session, ticket):
+            if joined and _tabulated(session, ticket):
                 self._describe(session, status, repeated=session.replayed(declared))
                 session.program.ended(end.iteration)
                 self._ledger.iteration_ended(ticket, end, session.program.written, status)
@@ -120,6 +135,15 @@ class Effects:
             self._ledger.iteration_waits(ticket, status)
         except sqlite3.Error as error:
             self._failed(session, f"iteration {end.iteration}: not reported", error)
+
+    def _join(self, session: Session, iteration: int) -> bool:
+        """Return whether everything that can be joined is."""
+        try:
+            join_operators(self._ledger, session, iteration)
+        except sqlite3.Error as error:
+            self._failed(session, f"iteration {iteration}: operators not joined", error)
+            return False
+        return True
 
     def _end_session(self, session: Session, ticket: Ticket, end: SessionEnd) -> None:
         session.say_goodbye(end)
@@ -138,7 +162,9 @@ class Effects:
 
     def _describe(self, session: Session, status: IterationStatus, *, repeated: bool) -> None:
         request, tree, iteration = session.request, session.outlet.tree, status.iteration
-        kept_graphs, records = manifest_records(self._ledger.kept(request.session_id, iteration))
+        kept_graphs, records = manifest_records(
+            self._ledger.kept(request.session_id, iteration), session.outlet.layout
+        )
         graphs = session.program.graphs(iteration) | kept_graphs
         metadata.write_program_order(tree, request.rank, session.program.unwritten(iteration))
         metadata.append_iteration(tree, request.rank, graphs, iteration, repeated=repeated)

@@ -19,6 +19,7 @@ from rankdumpd.agent.ledger import queries
 from rankdumpd.agent.ledger.connection import connect, sole_owner
 from rankdumpd.agent.ledger.log import ReportLog
 from rankdumpd.agent.ledger.reading import LedgerReader
+from rankdumpd.agent.members import Joined
 from rankdumpd.agent.values import Declared, Judged, Outcome, Ticket
 
 _INSERTED_AT_ONCE = 64
@@ -85,6 +86,15 @@ class Ledger(LedgerReader):
             base.executemany(
                 "UPDATE sessions SET watermark = ? WHERE session_id = ?",
                 [(watermark, session_id) for session_id, watermark in watermarks.items()],
+            )
+
+    def joined(self, session_id: str, shares: Iterable[Joined], *, synced: bool) -> None:
+        """Remember that the files of operators hold tensors, whose own files may go now."""
+        with self._transaction(synced=synced) as base:
+            base.executemany(
+                "UPDATE records SET joined = 1, bytes_stored = ?"
+                " WHERE session_id = ? AND sequence = ?",
+                [(share.bytes_stored, session_id, share.sequence) for share in shares],
             )
 
     def iteration_ended(

@@ -6,7 +6,7 @@ import sqlite3
 from pathlib import Path
 
 from rankdumpd import statefile
-from rankdumpd.agent import rows
+from rankdumpd.agent import schema
 
 _KEY = "agent.state_dir"
 
@@ -17,7 +17,7 @@ def connect(path: Path) -> sqlite3.Connection:
     def prepare(base: sqlite3.Connection) -> None:
         base.execute("PRAGMA journal_mode = WAL")
         _migrate(base, path)
-        base.executescript(rows.SCHEMA)
+        base.executescript(schema.SCHEMA)
 
     return statefile.connect(path, _KEY, prepare)
 
@@ -28,9 +28,9 @@ def sole_owner(state_dir: Path) -> int:
 
 
 def _migrate(base: sqlite3.Connection, path: Path) -> None:
-    version = statefile.version_of(base, path, newest=rows.VERSION, whose="agent")
+    version = statefile.version_of(base, path, newest=schema.VERSION, whose="agent")
     tables = base.execute("SELECT 1 FROM sqlite_master WHERE name = 'records'").fetchone()
-    steps = range(version, rows.VERSION) if tables else ()
+    steps = range(version, schema.VERSION) if tables else ()
     # In one transaction: half a migration would not be recognised as one.
-    script = "".join(rows.MIGRATIONS[step] for step in steps)
-    base.executescript(f"BEGIN; {script} PRAGMA user_version = {rows.VERSION}; COMMIT;")
+    script = "".join(schema.MIGRATIONS[step] for step in steps)
+    base.executescript(f"BEGIN; {script} PRAGMA user_version = {schema.VERSION}; COMMIT;")

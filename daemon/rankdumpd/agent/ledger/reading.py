@@ -11,6 +11,7 @@ from typing import Any
 from rankdump.contract.status import SessionState
 from rankdumpd.agent import rows
 from rankdumpd.agent.ledger import queries
+from rankdumpd.agent.members import Member
 from rankdumpd.agent.values import (
     CountRow,
     EndRow,
@@ -126,12 +127,22 @@ class LedgerReader:
         found = [*map(rows.kept_record, json.loads(records)), *map(rows.kept_frame, frames)]
         return sorted(found, key=lambda each: each.sequence)
 
+    def members(self, session_id: str, iteration: int) -> list[Member]:
+        """Return the tensors of an iteration that have a `bin` file of their own, or had one."""
+        ((found,),) = self._select(
+            f"SELECT json_group_array(json_array({rows.MEMBER_COLUMNS})) FROM records"
+            " WHERE session_id = ? AND iteration = ? AND whole <> ''",
+            session_id,
+            iteration,
+        )
+        return [*map(rows.member, json.loads(found))]
+
     def table_rows(
         self, session_id: str, *, after: int, up_to: int
     ) -> tuple[list[KeptRow | KeptFrame], int]:
-        """Return what comes next in `statistic.csv`, and up to which number that is all of it."""
+        """Return what comes next in tables of figures, and up to which number that is all of it."""
         query = (
-            "SELECT sequence, row_folder, row, 1, NULL, '' FROM records"
+            "SELECT sequence, row_table, row, 1, NULL, '' FROM records"
             " WHERE session_id = ?1 AND sequence > ?2 AND sequence <= ?3 AND row <> ''"
             " UNION ALL SELECT sequence, '', '', kept, body, refused FROM figures"
             " WHERE session_id = ?1 AND sequence > ?2 AND sequence <= ?3 AND kept > 0"
@@ -141,10 +152,10 @@ class LedgerReader:
         count = 0
         with self._lock:
             # Not all at once: rows that had to wait for their disk may be more than memory holds.
-            for sequence, folder, text, kept, body, refused in self._base.execute(
+            for sequence, table, text, kept, body, refused in self._base.execute(
                 query, (session_id, after, up_to)
             ):
-                row = KeptRow(sequence, TableRow(folder, text))
+                row = KeptRow(sequence, TableRow(rows.place_of(table), text))
                 found.append(rows.kept_frame((sequence, body, refused)) if body else row)
                 count += kept
                 if count >= ROWS_AT_ONCE:

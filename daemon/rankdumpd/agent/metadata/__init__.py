@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from rankdump.contract.exchange import KernelArguments, SessionRequest
 from rankdump.contract.key import one_line, sanitised
@@ -65,9 +65,11 @@ def write_graph(tree: Tree, rank: int, files: Mapping[str, bytes]) -> None:
 
 
 def write_arguments(
-    tree: Tree, rank: int, net_name: str, arguments: KernelArguments, *, mark: str
+    tree: Tree, arguments: KernelArguments, *, folder_of: Callable[[int], str], mark: str
 ) -> list[str]:
     """Write what operators were configured with; return those whose file name is too long.
+
+    `folder_of` gives the folder of a graph's tensors.
 
     Source: mindspore-dump.md 2.9. No name there is ever mapped to a shorter one.
     """
@@ -78,8 +80,7 @@ def write_arguments(
             too_long.append(each.op_name)
             continue
         text = json.dumps(dict(each.values), indent=4, sort_keys=True, ensure_ascii=False)
-        folder = f"{layout.rank_folder(rank)}/{net_name}/{each.graph}/{arguments.iteration}"
-        tree.put(folder, name, (text.encode(),), mark=mark)
+        tree.put(folder_of(each.graph), name, (text.encode(),), mark=mark)
     return too_long
 
 

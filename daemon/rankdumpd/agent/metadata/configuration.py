@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 
-from rankdump.contract.plan import Content, DumpPlan, Selection
+from rankdump.contract.layout.layouts import DEFAULT_LAYOUT
+from rankdump.contract.plan import UNNAMED, DumpPlan, Selection
 
 _DEBUG_MODES = {"always": 0, "overflow": 3, "exception": 4}
 
@@ -13,7 +14,7 @@ def configuration(plan: DumpPlan, device: int) -> bytes:
     """Return the file's bytes; a plan for every device names the one it was found on."""
     body = {
         "common_dump_settings": _common(plan, device),
-        "e2e_dump_settings": _synchronous(plan.content),
+        "e2e_dump_settings": _synchronous(plan),
     }
     return (json.dumps(body, indent=2) + "\n").encode()
 
@@ -24,7 +25,7 @@ def _common(plan: DumpPlan, device: int) -> dict[str, object]:
     common: dict[str, object] = {
         "dump_mode": _dump_mode(selection),
         "path": plan.output.root,
-        "net_name": plan.output.net_name,
+        "net_name": plan.output.net_name or UNNAMED,
         "iteration": selection.iterations.text,
         "saved_data": content.saved,
         "input_output": _sides(selection),
@@ -32,7 +33,7 @@ def _common(plan: DumpPlan, device: int) -> dict[str, object]:
         "support_device": list(devices),
         "op_debug_mode": _DEBUG_MODES[selection.trigger],
         "statistic_category": list(content.statistics),
-        "file_format": "npy",
+        "file_format": plan.output.file_format,
         "initial_iteration": selection.initial_iteration,
     }
     if selection.trigger == "overflow":
@@ -41,9 +42,10 @@ def _common(plan: DumpPlan, device: int) -> dict[str, object]:
     return common
 
 
-def _synchronous(content: Content) -> dict[str, object]:
+def _synchronous(plan: DumpPlan) -> dict[str, object]:
+    content = plan.content
     settings: dict[str, object] = {
-        "enable": True,
+        "enable": plan.output.layout == DEFAULT_LAYOUT.name,
         "trans_flag": True,
         "stat_calc_mode": "device" if content.on_device else "host",
         "device_stat_precision_mode": content.precision,

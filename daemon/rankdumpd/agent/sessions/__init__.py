@@ -142,6 +142,11 @@ class Session:
                 return None
             return self._due.pop(first)
 
+    def stored_anew(self, iteration: int, more_bytes: int) -> None:
+        """Count that kept tensors take another room than they did."""
+        with self._lock:
+            self._tallies.stored_anew(iteration, more_bytes)
+
     def end_iteration(self, end: IterationEnd) -> IterationStatus:
         """Complete an iteration; return its balance."""
         with self._lock:
@@ -152,10 +157,12 @@ class Session:
         with self._lock:
             self._farewell = end
 
-    def trouble(self, sentence: str) -> None:
-        """Remember what people should know of this session; the same sentence once."""
+    def trouble(self, sentence: str) -> bool:
+        """Remember what people should know of this session; return whether that is new."""
         with self._lock:
+            new = sentence not in self._troubles
             self._troubles.setdefault(sentence)
+            return new
 
     def warn(self, text: str) -> None:
         """Let the rank say something in its log; the same text once."""

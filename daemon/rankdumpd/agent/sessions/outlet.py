@@ -6,9 +6,13 @@ from dataclasses import dataclass
 
 from rankdump.codec import Codec, codec_named
 from rankdump.contract.exchange import SessionRequest
-from rankdump.contract.layout import statistic_csv
-from rankdump.contract.layout.profile import PROFILES, Profile
-from rankdump.contract.plan import DumpPlan
+from rankdump.contract.layout import operator_csv, statistic_csv
+from rankdump.contract.layout.layouts import LAYOUTS, Layout
+from rankdump.contract.layout.place import Stand
+from rankdump.contract.layout.profile import PROFILES
+from rankdump.contract.plan import Content, DumpPlan
+from rankdumpd.agent.join import Joiner
+from rankdumpd.agent.names import Names
 from rankdumpd.agent.tabulate import Tables
 from rankdumpd.agent.tree import Tree
 from rankdumpd.agent.write import Writer
@@ -18,10 +22,13 @@ from rankdumpd.agent.write import Writer
 class Outlet:
     """What turns records of one session into files."""
 
-    profile: Profile
+    layout: Layout
+    stand: Stand
     codec: Codec
     tree: Tree
     writer: Writer
+    joiner: Joiner | None
+    """None where a tensor has a file of its own for ever."""
     tables: Tables | None
     """None when figures neither come nor are computed."""
     figures: int
@@ -38,27 +45,43 @@ class Outlet:
 
 def outlet_of(request: SessionRequest, plan: DumpPlan) -> Outlet:
     """Return the rooms of a session whose plan has been vetted."""
-    output, content = plan.output, plan.content
-    profile = PROFILES[output.profile]
-    synced = plan.delivery.durability == "synced"
-    degrades = plan.delivery.on_full == "statistic"
-    tabulated = content.tabulated or degrades
-    items = statistic_csv.items_of(content.statistics, profile)
+    output, content, delivery = plan.output, plan.content, plan.delivery
+    layout, stand = LAYOUTS[output.layout], _stand(request, plan)
+    codec, synced = codec_named(output.codec), delivery.durability == "synced"
+    degrades = delivery.on_full == "statistic"
+    header, items = _columns(content, stand)
     tree = Tree(
         output.root,
         file_mode=output.file_mode,
         folder_mode=output.folder_mode,
         synced=synced,
     )
+    names = Names(tree)
+    target = request.device_target
     return Outlet(
-        profile=profile,
-        codec=codec_named(output.codec),
+        layout=layout,
+        stand=stand,
+        codec=codec,
         tree=tree,
-        writer=Writer(tree, profile=profile, device_target=request.device_target),
-        tables=Tables(tree, statistic_csv.header(items)) if tabulated else None,
+        writer=Writer(tree, names, layout=layout, stand=stand, device_target=target),
+        joiner=Joiner(tree, names, codec, layout) if output.file_format == "bin" else None,
+        tables=Tables(tree, names, header) if content.tabulated or degrades else None,
         figures=len(items),
         elements=content.saved != "statistic",
         degrades=degrades,
         items=items if content.saved == "full" else None,
         synced=synced,
     )
+
+
+def _stand(request: SessionRequest, plan: DumpPlan) -> Stand:
+    output = plan.output
+    return Stand(output.root, request.device, output.started, PROFILES[output.profile])
+
+
+def _columns(content: Content, stand: Stand) -> tuple[str, tuple[str, ...]]:
+    """Return the header of tables and the figures in their rows."""
+    if content.tables == "operator":
+        return operator_csv.header(content.statistics), content.statistics
+    items = statistic_csv.items_of(content.statistics, stand.profile)
+    return statistic_csv.header(items), items

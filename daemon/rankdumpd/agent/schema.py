@@ -1,0 +1,119 @@
+"""The tables of the ledger, and what makes those of an older version the present ones."""
+
+from __future__ import annotations
+
+VERSION = 4
+"""Of the tables below, as the file's `user_version` says it; the first ones had none."""
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS sessions (
+    session_id TEXT PRIMARY KEY,
+    request TEXT NOT NULL,           -- JSON of what the rank said of itself
+    plan BLOB NOT NULL,
+    state TEXT NOT NULL,
+    watermark INTEGER NOT NULL,      -- every frame up to here stands below; more may
+    iterations_seen INTEGER NOT NULL,
+    notes TEXT NOT NULL,             -- JSON list
+    graphs TEXT NOT NULL             -- JSON list: graphs whose program order is in the tree
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS records (
+    session_id TEXT NOT NULL,
+    sequence INTEGER NOT NULL,
+    graph INTEGER NOT NULL,
+    iteration INTEGER NOT NULL,
+    fate TEXT NOT NULL,
+    reason TEXT NOT NULL,
+    path TEXT NOT NULL,
+    op_type TEXT NOT NULL,
+    op_name TEXT NOT NULL,
+    argument TEXT NOT NULL,
+    dtype TEXT NOT NULL,
+    shape TEXT NOT NULL,             -- JSON list
+    bytes_in INTEGER NOT NULL,
+    bytes_stored INTEGER NOT NULL,
+    digest TEXT NOT NULL,
+    timestamp_us INTEGER NOT NULL DEFAULT 0,
+    row_table TEXT NOT NULL DEFAULT '',    -- table of figures in which its line belongs
+    row TEXT NOT NULL DEFAULT '',          -- that line; empty when there is none
+    member TEXT NOT NULL DEFAULT '',       -- side and slot, where the time stamp is an operator's
+    head_bytes INTEGER NOT NULL DEFAULT 0, -- of its bin file, before its elements
+    whole TEXT NOT NULL DEFAULT '',        -- its operator's file; empty when there is none
+    whole_name TEXT NOT NULL DEFAULT '',   -- full name of that file, where it has a short one
+    joined INTEGER NOT NULL DEFAULT 0,     -- that file holds it, and path is gone
+    PRIMARY KEY (session_id, sequence)
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS records_by_iteration ON records (session_id, iteration);
+CREATE TABLE IF NOT EXISTS figures (
+    session_id TEXT NOT NULL,
+    sequence INTEGER NOT NULL,
+    iteration INTEGER NOT NULL,
+    fate TEXT NOT NULL,              -- of the rows that are kept
+    kept INTEGER NOT NULL,           -- how many these are
+    refused TEXT NOT NULL,           -- JSON: places of the others, by reason
+    body BLOB NOT NULL,              -- the frame as it came
+    PRIMARY KEY (session_id, sequence)
+);
+CREATE INDEX IF NOT EXISTS figures_by_iteration ON figures (session_id, iteration);
+CREATE TABLE IF NOT EXISTS declarations (
+    session_id TEXT NOT NULL,
+    sequence INTEGER NOT NULL,
+    kind TEXT NOT NULL,
+    body BLOB NOT NULL,              -- the frame as it came; empty once nobody needs it
+    applied INTEGER NOT NULL,
+    PRIMARY KEY (session_id, sequence)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS iterations (
+    session_id TEXT NOT NULL,
+    sequence INTEGER NOT NULL,
+    iteration INTEGER NOT NULL,
+    expected INTEGER NOT NULL,
+    dropped TEXT NOT NULL,           -- JSON: what the rank itself dropped, by reason
+    stall_us INTEGER NOT NULL DEFAULT 0,
+    first_position INTEGER NOT NULL DEFAULT 0,
+    last_position INTEGER NOT NULL DEFAULT 0,
+    PRIMARY KEY (session_id, sequence)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS log (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,  -- of what the coordinator is told, for ever
+    session_id TEXT NOT NULL,
+    sequence INTEGER NOT NULL,       -- of the declaration it is about; 0: none
+    kind TEXT NOT NULL,
+    events INTEGER NOT NULL,
+    bytes INTEGER NOT NULL,          -- what it keeps from being forgotten
+    body BLOB NOT NULL               -- JSON; empty: the declaration's own
+);
+CREATE INDEX IF NOT EXISTS log_by_declaration ON log (session_id, sequence);
+CREATE INDEX IF NOT EXISTS log_by_kind ON log (kind, number);
+CREATE TABLE IF NOT EXISTS reporting (
+    one INTEGER PRIMARY KEY CHECK (one = 1),
+    agent_id TEXT NOT NULL,
+    acknowledged INTEGER NOT NULL,   -- the coordinator needs nothing up to here again
+    lost_events INTEGER NOT NULL,
+    lost_states INTEGER NOT NULL     -- items of any other kind
+);
+"""
+MIGRATIONS = {
+    0: """
+ALTER TABLE records ADD COLUMN timestamp_us INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE records ADD COLUMN row_folder TEXT NOT NULL DEFAULT '';
+ALTER TABLE records ADD COLUMN row TEXT NOT NULL DEFAULT '';
+""",
+    # Rows of figures came with a table of their own, which is made like any that is missing.
+    1: "",
+    # So did the log of what the coordinator is told.
+    2: """
+ALTER TABLE iterations ADD COLUMN stall_us INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE iterations ADD COLUMN first_position INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE iterations ADD COLUMN last_position INTEGER NOT NULL DEFAULT 0;
+""",
+    # Rows knew the folder of their table, which had one name.
+    3: """
+ALTER TABLE records RENAME COLUMN row_folder TO row_table;
+UPDATE records SET row_table = row_table || '/statistic.csv' WHERE row <> '';
+ALTER TABLE records ADD COLUMN member TEXT NOT NULL DEFAULT '';
+ALTER TABLE records ADD COLUMN head_bytes INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE records ADD COLUMN whole TEXT NOT NULL DEFAULT '';
+ALTER TABLE records ADD COLUMN whole_name TEXT NOT NULL DEFAULT '';
+ALTER TABLE records ADD COLUMN joined INTEGER NOT NULL DEFAULT 0;
+""",
+}
+"""What makes the tables of an older version those of the next one."""

@@ -1,0 +1,282 @@
+"""Tensors of an operator, joined into one file: whole or not there, and the same when repeated."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import stat
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rankdump import dumpdata
+from rankdump.codec import codec_named
+from rankdump.contract.dump_types import DATA_TYPES, FORMAT_NUMBERS
+from rankdump.contract.key import Side
+from rankdump.contract.layout.layouts import LAYOUTS
+from rankdump.contract.layout.place import Stand
+from rankdumpd.agent import files as plain_files
+from rankdumpd.agent.encode import encode_bin, examine
+from rankdumpd.agent.files import write_all
+from rankdumpd.agent.join import Joiner
+from rankdumpd.agent.members import BinTensor, Member
+from rankdumpd.agent.names import Names
+from rankdumpd.agent.tree import Tree
+from rankdumpd.agent.values import Fate, Parcel, Ticket
+from rankdumpd.agent.write import Writer
+
+CANN = LAYOUTS["cann"]
+NOISE = np.random.default_rng(4).integers(0, 256, 1 << 17, dtype=np.uint8)
+LONG = "Default/" + "x" * 300 + "-op0"
+TENSORS = {
+    (Side.OUTPUT, 0): np.arange(6, dtype=np.float32).reshape(2, 3),
+    (Side.INPUT, 2): np.zeros((1, 2, 3, 4), dtype=np.float16),
+    (Side.INPUT, 0): NOISE,
+    (Side.OUTPUT, 3): np.zeros((0, 4), dtype=np.int64),
+    (Side.INPUT, 1): np.array(True),
+}
+
+
+class Room:
+    """Writer and joiner of one session."""
+
+    def __init__(self, root: Path, codec: str = "zstd", **fields) -> None:
+        self.root = root
+        tree = Tree(str(root), file_mode=0o440, folder_mode=0o750, **fields)
+        names, stand = Names(tree), Stand(str(root), 5, "20250102030405")
+        self.codec = codec_named(codec)
+        self.writer = Writer(tree, names, layout=CANN, stand=stand, device_target="CPU")
+        self.joiner = Joiner(tree, names, self.codec, CANN)
+
+    def member(self, sequence: int, head, array: np.ndarray) -> Member:
+        key, data = head.key, array.tobytes()
+        head = replace(head, dtype=array.dtype.name, shape=array.shape, byte_count=len(data))
+        parcel = Parcel(Ticket("s", sequence), head, memoryview(data))
+        encoded = encode_bin(parcel, examine(parcel, None), self.codec, CANN)
+        outcome = self.writer.write(encoded)
+        assert outcome.fate is Fate.STORED
+        member = outcome.membership
+        assert member
+        assert member.whole
+        tensor = BinTensor(key.side, key.slot, head.dtype, head.shape, head.byte_count)
+        return Member(
+            sequence,
+            outcome.path,
+            member.whole,
+            member.head_bytes,
+            outcome.bytes_stored,
+            False,
+            key.timestamp_us,
+            key.op_name,
+            tensor,
+        )
+
+    def files(self) -> list[Path]:
+        return sorted(path for path in self.root.rglob("*") if path.is_file())
+
+
+@pytest.fixture
+def members_of(make_head):
+    def make(room: Room, tensors=TENSORS, **fields) -> list[Member]:
+        return [
+            room.member(n, make_head(side=side, slot=slot, **fields), array)
+            for n, ((side, slot), array) in enumerate(tensors.items(), start=1)
+        ]
+
+    return make
+
+
+def read(path: Path) -> dict[tuple[Side, int], np.ndarray]:
+    found = dumpdata.open_bin(path)
+    assert found.header.op_name.startswith("Default/")
+    assert found.header.dump_time == 1
+    tensors: dict[tuple[Side, int], np.ndarray] = {}
+    for payload in found.payloads:
+        part = payload.part
+        if not getattr(part, "shape", None):
+            assert part == type(part)()
+            continue
+        assert part.original_shape == part.shape
+        assert part.format == FORMAT_NUMBERS["NCHW" if len(part.shape.dim) == 4 else "ND"]
+        dtype = DATA_TYPES[part.data_type].element
+        array = np.frombuffer(found.bytes_of(payload), dtype).reshape(part.shape.dim)
+        tensors[Side(payload.kind), payload.index] = array
+    return tensors
+
+
+def same(found, expected) -> bool:
+    return found.keys() == expected.keys() and all(
+        found[place].dtype == array.dtype and np.array_equal(found[place], array)
+        for place, array in expected.items()
+    )
+
+
+@pytest.mark.parametrize("codec", ["none", "zstd"])
+def test_a_tensor_alone_is_a_file_like_any(tmp_path, members_of, codec):
+    """Slots below its own are placeholders, and the file says which tensor it is."""
+    room = Room(tmp_path, codec)
+    for member in members_of(room):
+        place = member.tensor.side, member.tensor.slot
+        assert same(read(tmp_path / member.path), {place: TENSORS[place]})
+        name = Path(member.path).name
+        suffix = ".zst" if codec == "zstd" else ""
+        assert name == f"MatMul.Default_MatMul-op0.0.0.1.{place[0].value}.{place[1]}{suffix}"
+        assert Path(member.path).parent == Path("20250102030405/5/Net/0/0")
+
+
+@pytest.mark.parametrize("codec", ["none", "zstd"])
+@pytest.mark.parametrize("op_name", ["Default/MatMul-op0", LONG])
+def test_joined(tmp_path, members_of, codec, op_name):
+    """All tensors in the order of CANN's files; shares add up to the file, with the plan's mode."""
+    room = Room(tmp_path, codec)
+    members = members_of(room, op_name=op_name)
+    joined = room.joiner.join(members, mark="m")
+    room.joiner.remove(members)
+    path = tmp_path / members[0].whole.path
+    assert [each for each in room.files() if each.name != "mapping.csv"] == [path]
+    assert same(read(path), TENSORS)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o440
+    assert sum(each.bytes_stored for each in joined) == path.stat().st_size
+    assert [each.sequence for each in joined] == [3, 5, 2, 1, 4]
+    assert path.name.endswith(".zst") is (codec == "zstd")
+    if op_name == LONG:
+        mapping = path.with_name("mapping.csv").read_text()
+        assert mapping.count(f"{path.name},{members[0].whole.mapped_from}\n") == 1
+
+
+def test_plain_file_is_what_the_codec_packs(tmp_path, members_of):
+    """Unpacked, the joined file is the one that is written without a codec."""
+    for codec in ("none", "zstd"):
+        room = Room(tmp_path / codec, codec)
+        room.joiner.join(members_of(room), mark="m")
+    name = "20250102030405/5/Net/0/0/MatMul.Default_MatMul-op0.0.0.1"
+    packed = (tmp_path / "zstd" / f"{name}.zst").read_bytes()
+    plain = codec_named("zstd").decode(packed, limit_bytes=1 << 20)
+    assert bytes(plain) == (tmp_path / "none" / name).read_bytes()
+
+
+def test_an_only_tensor_is_not_copied(tmp_path, members_of):
+    """Its file is that of the operator under another name; saying so twice changes nothing."""
+    room = Room(tmp_path)
+    members = members_of(room, {(Side.OUTPUT, 1): NOISE})
+    inode = (tmp_path / members[0].path).stat().st_ino
+    for _ in range(2):
+        (joined,) = room.joiner.join(members, mark="m")
+        room.joiner.remove(members)
+        (path,) = room.files()
+        assert path == tmp_path / members[0].whole.path
+        assert path.stat().st_ino == inode
+        assert path.stat().st_size == joined.bytes_stored
+    assert same(read(path), {(Side.OUTPUT, 1): NOISE})
+
+
+def test_an_element_type_without_a_number(tmp_path, make_head):
+    """Its bytes are kept, of a type that is not defined."""
+    head = make_head(dtype="float8_e4m3fnuz", shape=(3,), byte_count=3)
+    parcel = Parcel(Ticket("s", 1), head, memoryview(b"abc"))
+    encoded = encode_bin(parcel, examine(parcel, None), codec_named("none"), CANN)
+    found = dumpdata.parse(memoryview(b"".join(encoded.parts)))
+    (part,) = found.header.output
+    assert (part.data_type, part.size, bytes(found.bytes_of(found.payloads[0]))) == (0, 3, b"abc")
+
+
+@pytest.mark.parametrize("failing_at", range(3))
+def test_full_disk_leaves_the_tensors(tmp_path, members_of, monkeypatch, failing_at):
+    """Whatever write fails, nothing of the operator's file is left, and every tensor is whole."""
+    countdown = itertools.count()
+    armed: list[bool] = []
+
+    def write(descriptor: int, parts) -> None:
+        if armed and next(countdown) == failing_at:
+            os.write(descriptor, bytes(parts[0])[:1])
+            raise OSError(errno.ENOSPC, "failing on purpose")
+        write_all(descriptor, parts)
+
+    def nothing_in_the_kernel(*_: object) -> int:
+        raise OSError(errno.EXDEV, "not here")
+
+    monkeypatch.setattr(os, "copy_file_range", nothing_in_the_kernel)
+    room = Room(tmp_path, write=write)
+    members = members_of(room)
+    before = {path: path.read_bytes() for path in room.files()}
+    armed.append(True)
+    with pytest.raises(OSError, match="on purpose"):
+        room.joiner.join(members, mark="m")
+    assert {path: path.read_bytes() for path in room.files()} == before
+    armed.clear()
+    room.joiner.join(members, mark="m")
+    assert same(read(tmp_path / members[0].whole.path), TENSORS)
+
+
+def test_where_the_kernel_copies_nothing(tmp_path, members_of, monkeypatch):
+    """Blocks that are read and written give the same file, however many it takes."""
+    monkeypatch.setattr(plain_files, "_BLOCK_BYTES", 1000)
+    expected = Room(tmp_path / "a")
+    expected.joiner.join(members_of(expected), mark="m")
+
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EOPNOTSUPP, "not here")
+
+    monkeypatch.setattr(os, "copy_file_range", refuse)
+    room = Room(tmp_path / "b")
+    members = members_of(room)
+    room.joiner.join(members, mark="m")
+    path = members[0].whole.path
+    assert (tmp_path / "a" / path).read_bytes() == (tmp_path / "b" / path).read_bytes()
+
+
+@pytest.mark.parametrize("harm", ["gone", "shorter", "longer", "link"])
+def test_a_tensor_that_is_not_as_it_was_written(tmp_path, members_of, harm):
+    """The operator is not joined: what is left of its tensors stays where it is."""
+    room = Room(tmp_path)
+    members = members_of(room)
+    path = tmp_path / members[2].path
+    data = path.read_bytes()
+    path.unlink()
+    if harm == "link":
+        path.symlink_to("/etc/passwd")
+    elif harm != "gone":
+        path.write_bytes(data[:-1] if harm == "shorter" else data + b"x")
+    before = room.files()
+    with pytest.raises(OSError, match=r"\w"):
+        room.joiner.join(members, mark="m")
+    assert room.files() == before
+
+
+def test_two_tensors_of_one_slot(tmp_path, members_of):
+    """No file could hold them both: they stay as they are."""
+    room = Room(tmp_path)
+    first, *_ = members_of(room)
+    with pytest.raises(FileExistsError):
+        room.joiner.join([first, replace(first, sequence=9)], mark="m")
+
+
+def test_many_tensors(tmp_path, members_of):
+    """An operator of 300 tensors is one file, written once."""
+    tensors = {
+        (side, slot): np.full(slot, slot, dtype=np.int32) for side in Side for slot in range(150)
+    }
+    opened: list[int] = []
+
+    def write(descriptor: int, parts) -> None:
+        opened.append(descriptor)
+        write_all(descriptor, parts)
+
+    room = Room(tmp_path, write=write)
+    members = members_of(room, tensors)
+    opened.clear()
+    room.joiner.join(members, mark="m")
+    assert len(opened) == 1
+    assert same(read(tmp_path / members[0].whole.path), tensors)
+
+
+def test_a_synced_tree_joins_too(tmp_path, members_of):
+    """Syncing changes when a file counts as safe, not what is in it."""
+    room = Room(tmp_path, synced=True)
+    for members in (members_of(room), members_of(room, {(Side.INPUT, 0): NOISE}, op_name="b/c")):
+        room.joiner.join(members, mark="m")
+        room.joiner.remove(members)
+    assert len(room.files()) == 2

@@ -1,0 +1,102 @@
+"""A range is a stretch of the program, in the order in which operators begin."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankdump.contract.plan import Operators, Selection
+from rankdump.pipeline.ranges import Ranges
+
+
+def a_range(*bounds: tuple[str, str], **models: tuple[str, str]) -> Selection:
+    lists = {name: Operators(False, ranges=(pair,)) for name, pair in models.items()}
+    return Selection(operators=Operators(False, ranges=bounds), models=tuple(lists.items()))
+
+
+def run(ranges: Ranges, program: str, graph: int = 0) -> str:
+    for name in program:
+        ranges.entered(graph, name)
+    return "".join(sorted({name for name in program if ranges.holds(graph, name)}))
+
+
+@pytest.mark.parametrize(
+    ("bounds", "program", "inside", "words"),
+    [
+        ([("b", "d")], "abcde", "bcd", ""),
+        ([("b", "b")], "abc", "b", ""),
+        ([("a", "z")], "abc", "abc", ""),
+        ([("z", "c")], "ab", "", ""),
+        ([("b", "d"), ("d", "e")], "abcdef", "bcde", ""),
+        ([("a", "a"), ("c", "c")], "abcd", "ac", ""),
+        # The last one before the first one: there is no such range, not even later.
+        ([("c", "b")], "abcdb", "", "ran before the first"),
+        # Another stretch begins.
+        ([("b", "c")], "abcdbe", "bc", "the first ran again"),
+        ([("b", "b")], "abcb", "b", "the first ran again"),
+        # Within, neither bound means anything else.
+        ([("b", "d")], "abbcd", "bcd", ""),
+        ([("b", "d")], "abdcd", "bd", ""),
+    ],
+)
+def test_programs(bounds, program, inside, words):
+    """Law: from the first of the first to the first of the last behind it, once."""
+    said: list[str] = []
+    ranges = Ranges(a_range(*bounds), lambda graph: "Net", said.append)
+    for _ in range(2):
+        ranges.restart()
+        assert run(ranges, program) == inside
+    assert len(set(said)) == bool(words)
+    assert all(words in sentence for sentence in said)
+
+
+def test_each_model_runs_its_own_program():
+    """Law: neither the ranges of another model count nor its operators."""
+    selection = a_range(("a", "b"), B=("b", "c"))
+    ranges = Ranges(selection, {0: "A", 1: "B"}.__getitem__, pytest.fail)
+    ranges.entered(0, "a")
+    ranges.entered(1, "b")
+    assert run(ranges, "xb", graph=0) == "bx"
+    assert run(ranges, "ayc", graph=1) == "acy"
+
+
+def test_what_belongs_to_an_operator_lies_where_it_lies():
+    """Law: a gradient comes when the program is far behind the range, and goes with its forward."""
+    ranges = Ranges(a_range(("b", "b")), lambda graph: "Net", pytest.fail)
+    assert run(ranges, "abc") == "b"
+    assert ranges.holds(0, "Gradients/b")
+    assert ranges.holds(0, "Recompute/b")
+    assert not ranges.holds(0, "Gradients/a")
+
+
+def test_bounds_are_spelt_in_any_way():
+    scope = "Default/network-Net/{0}-Relu/Relu-op0"
+    first, last = scope.format("act1"), scope.format("act2")
+    ranges = Ranges(a_range(("act1", last.replace("/", "_"))), lambda graph: "Net", pytest.fail)
+    names = [scope.format(name) for name in ("act0", "act1", "x", "act2", "act3")]
+    for name in names:
+        ranges.entered(0, name)
+    assert [name for name in names if ranges.holds(0, name)] == [first, names[2], last]
+
+
+def test_a_program_without_end_is_not_remembered_without_end(monkeypatch):
+    monkeypatch.setattr("rankdump.pipeline.ranges._REMEMBERED", 10)
+    said: list[str] = []
+    ranges = Ranges(a_range(("n0", "z")), lambda graph: "Net", said.append)
+    for number in range(50):
+        ranges.entered(0, f"n{number}")
+    assert [ranges.holds(0, f"n{number}") for number in range(12)] == [True] * 10 + [False] * 2
+    assert len(set(said)) == 1
+
+
+@given(program=st.text("abcd", max_size=12), bounds=st.tuples(*[st.sampled_from("abcd")] * 2))
+def test_against_a_search_in_the_whole_program(program, bounds):
+    """Law: the same as cutting the program where the bounds stand first."""
+    first, last = bounds
+    start = program.find(first)
+    early = 0 <= program.find(last) < start or (start < 0 and last in program)
+    end = program.find(last, start)
+    stretch = "" if early or start < 0 else program[start : end + 1 if end >= 0 else None]
+    ranges = Ranges(a_range(bounds), lambda graph: "Net", lambda sentence: None)
+    assert run(ranges, program) == "".join(sorted(set(stretch)))
