@@ -8,14 +8,14 @@ from suites.rows_of_acl_errors import LIST, LONG, RANGE
 
 from rankdump.contract.plan import Content, Excluded, Iterations, Operators, Watched
 
-EVERY, NONE = Operators(), Operators(everything=False)
+EVERY, NONE = Operators(), Operators(everything=False, spelt=True)
 OP = {"dump_level": "op"}
 DEFAULT = ("max", "min", "avg", "count", "nan count", "negative inf count", "positive inf count")
 OFF = {"enabled": False, "dialect": "acl"}
 
 
 def named(*names: str, **changes: object) -> Operators:
-    return Operators(everything=False, names=names, **changes)  # type: ignore[arg-type]
+    return Operators(everything=False, names=names, spelt=True, **changes)  # type: ignore[arg-type]
 
 
 def listed(source: str, *items: object, gives: dict[str, object], **changes: object) -> AclRow:
@@ -211,7 +211,8 @@ LISTS = [
                 (
                     "A",
                     Operators(
-                        without_types=(Excluded("Conv2D", ("input0", "output12")), Excluded("Add"))
+                        spelt=True,
+                        without_types=(Excluded("Conv2D", ("input0", "output12")), Excluded("Add")),
                     ),
                 ),
             )
@@ -230,7 +231,7 @@ LISTS = [
         **OP,
         gives={
             "selection.operators": Operators(
-                without_names=tuple(Excluded(f"n{number}") for number in range(100))
+                spelt=True, without_names=tuple(Excluded(f"n{number}") for number in range(100))
             )
         },
     ),
@@ -243,7 +244,11 @@ LISTS = [
                 {"pos": ["input0"]},
             ]
         },
-        gives={"selection.operators": Operators(without_names=(Excluded("x", ("output1",)),))},
+        gives={
+            "selection.operators": Operators(
+                spelt=True, without_names=(Excluded("x", ("output1",)),)
+            )
+        },
         warns=(
             "pos: 'input' is ignored",
             "pos: 'in0' is ignored",

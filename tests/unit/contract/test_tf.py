@@ -111,7 +111,7 @@ def test_refused(row: Refused):
     assert str(error).isprintable()
 
 
-EVERY = Operators()
+EVERY = Operators(spelt=True)
 ACCEPTED: list[tuple[dict[str, Any], dict[str, object]]] = [
     (
         {},
@@ -138,7 +138,7 @@ ACCEPTED: list[tuple[dict[str, Any], dict[str, object]]] = [
     ),
     (
         {"dump_layer": " a/b  c a/b"},
-        {"selection.operators": Operators(everything=False, names=("a/b", "c"))},
+        {"selection.operators": Operators(everything=False, names=("a/b", "c"), spelt=True)},
     ),
     ({"dump_layer": ""}, {"selection.operators": EVERY}),
     ({"dump_data": "stats"}, {"content.saved": "statistic", "content.tables": "operator"}),

@@ -102,4 +102,4 @@ def _operators(values: Mapping[str, object]) -> Operators:
     if layers is not None and not isinstance(layers, str):
         raise _refusal(values, "dump_layer", "names with blanks between them, or None")
     names = tuple(dict.fromkeys((layers or "").split()))
-    return Operators(everything=not names, names=names)
+    return Operators(everything=not names, names=names, spelt=True)

@@ -26,7 +26,7 @@ from rankdump.contract.plan import UNNAMED, Excluded, Operators, Watched
 
 MAX_EXCLUDED = 100
 _POSITION = re.compile(r"(?:input|output)[0-9]+")
-_NOTHING = Operators(everything=False)
+_NOTHING = Operators(everything=False, spelt=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +137,7 @@ def _operators(item: Section) -> Operators:
         (text(each, "begin"), text(each, "end")) for each in objects(item, "opname_range")
     )
     return Operators(
+        spelt=True,
         everything=not (layers or ranges),
         names=tuple(dict.fromkeys(layers)),
         ranges=ranges,
