@@ -246,7 +246,7 @@ def test_rows_of_the_third_version_find_their_tables(tmp_path, make_request):
     found = [KeptRow(1, TableRow(table, "a row"))]
     assert ledger.table_rows("session", after=0, up_to=9) == (found, 9)
     assert [each.record.path for each in ledger.kept("session", 0)] == ["p", "p"]
-    assert ledger.members("session", 0) == []
+    assert ledger.members("session", 0, before=9) == []
     ledger.close()
 
 
@@ -259,15 +259,16 @@ def test_tensors_of_an_operator_come_back_until_they_are_joined(ledger, make_req
         for n in (1, 2)
     ]
     commit(ledger, [*sent, stored(3)])
-    first, second = ledger.members("session", 0)
+    first, second = ledger.members("session", 0, before=9)
     assert (first.whole, first.head_bytes, first.joined) == (whole, 5, False)
     assert second.tensor == BinTensor(Side.OUTPUT, 2, "float32", (4,), 16)
     ledger.joined("session", [Joined(1, 6), Joined(2, 4)], synced=True)
-    assert [each.joined for each in ledger.members("session", 0)] == [True, True]
+    assert [each.joined for each in ledger.members("session", 0, before=9)] == [True, True]
     kept = [(each.record.path, each.record.member) for each in ledger.kept("session", 0)]
     assert kept == [(whole.path, "output.1"), (whole.path, "output.2"), ("p3", "")]
     (counts,) = ledger.counts("session")
     assert counts.bytes_stored == 6 + 4 + 9
+    assert [each.sequence for each in ledger.members("session", 0, before=2)] == [1]
 
 
 def test_ledger_of_the_first_version_is_taken_over(tmp_path, make_request, make_judged, stored):
