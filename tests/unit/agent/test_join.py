@@ -11,6 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from rankdump import dumpdata
 from rankdump.codec import codec_named
@@ -19,6 +21,7 @@ from rankdump.contract.key import Side
 from rankdump.contract.layout.layouts import LAYOUTS
 from rankdump.contract.layout.place import Stand
 from rankdumpd.agent import files as plain_files
+from rankdumpd.agent.binhead import bin_head
 from rankdumpd.agent.encode import encode_bin, examine
 from rankdumpd.agent.files import write_all
 from rankdumpd.agent.join import Joiner
@@ -112,6 +115,26 @@ def same(found, expected) -> bool:
         found[place].dtype == array.dtype and np.array_equal(found[place], array)
         for place, array in expected.items()
     )
+
+
+@given(
+    places=st.sets(st.tuples(st.sampled_from(Side), st.integers(0, 300)), min_size=1, max_size=4),
+    timestamp_us=st.integers(0, (1 << 63) - 1),
+)
+@example(places={(Side.INPUT, 299)}, timestamp_us=0)
+def test_header_is_what_a_writer_of_whole_headers_gives(places, timestamp_us):
+    """Byte for byte, though what stays the same is remembered."""
+    tensors = [BinTensor(side, slot, "float32", (2,), 8) for side, slot in sorted(places)]
+    head = bin_head("Default/a", timestamp_us, tensors, CANN)
+    header = dumpdata.parse(memoryview(head + bytes(8 * len(tensors)))).header
+    assert (header.dump_time, header.op_name) == (timestamp_us, "Default/a")
+    assert dumpdata.head(header) == head
+    sizes = {
+        (side, slot): part.size
+        for side, parts in ((Side.INPUT, header.input), (Side.OUTPUT, header.output))
+        for slot, part in enumerate(parts)
+    }
+    assert {place for place, size in sizes.items() if size} == places
 
 
 @pytest.mark.parametrize("codec", ["none", "zstd"])
