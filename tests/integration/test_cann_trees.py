@@ -17,6 +17,7 @@ import pytest
 from rankdump import dumpdata
 from rankdump.codec import codec_of
 from rankdump.contract.dump_types import DATA_TYPES
+from rankdump.contract.dumpdata import OpInput, OpOutput
 from rankdump.contract.layout import operator_csv, statistic_csv
 from rankdump.contract.layout.layouts import LAYOUTS
 from rankdump.contract.manifest import Manifest
@@ -96,10 +97,11 @@ def read(root: Path, path: str, member: str) -> np.ndarray:
     found = dumpdata.open_bin(root / path)
     side, _, slot = member.partition(".")
     (payload,) = [p for p in found.payloads if (p.kind, p.index) == (side, int(slot))]
-    dims = getattr(payload.part, "shape", None)
-    assert dims is not None
-    dtype = DATA_TYPES[payload.part.data_type].element
-    return np.frombuffer(found.bytes_of(payload), dtype).reshape(dims.dim)
+    part = payload.part
+    assert isinstance(part, OpInput | OpOutput)
+    assert part.shape
+    dtype = DATA_TYPES[part.data_type].element
+    return np.frombuffer(found.bytes_of(payload), dtype).reshape(part.shape.dim)
 
 
 def tensors(root: Path) -> list[Path]:

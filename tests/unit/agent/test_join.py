@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from rankdump import dumpdata
 from rankdump.codec import codec_named
 from rankdump.contract.dump_types import DATA_TYPES, FORMAT_NUMBERS
+from rankdump.contract.dumpdata import OpInput, OpOutput
 from rankdump.contract.key import Side
 from rankdump.contract.layout.layouts import LAYOUTS
 from rankdump.contract.layout.place import Stand
@@ -99,7 +100,8 @@ def read(path: Path) -> dict[tuple[Side, int], np.ndarray]:
     tensors: dict[tuple[Side, int], np.ndarray] = {}
     for payload in found.payloads:
         part = payload.part
-        if not getattr(part, "shape", None):
+        assert isinstance(part, OpInput | OpOutput)
+        if part.shape is None:
             assert part == type(part)()
             continue
         assert part.original_shape == part.shape
@@ -193,7 +195,7 @@ def test_an_only_tensor_is_not_copied(tmp_path, members_of):
         assert path == tmp_path / members[0].whole.path
         assert path.stat().st_ino == inode
         assert path.stat().st_size == joined.bytes_stored
-    assert same(read(path), {(Side.OUTPUT, 1): NOISE})
+        assert same(read(path), {(Side.OUTPUT, 1): NOISE})
 
 
 def test_an_element_type_without_a_number(tmp_path, make_head):
