@@ -60,7 +60,8 @@ schema: setup
 bench: setup
 	$(BIN)/python -m bench all --json
 
-# The dump tool that `stats` is measured against. It needs a torch of its own, and two gigabytes.
+# The dump tool that `stats` is measured against, with CANN's converter in it. It needs a torch of its
+# own, and two gigabytes.
 build/bench-peers-venv/ready:
 	$(PYTHON) -m venv build/bench-peers-venv
 	build/bench-peers-venv/bin/python -m pip install --quiet torch==2.13.0 mindstudio-probe
@@ -69,7 +70,8 @@ build/bench-peers-venv/ready:
 bench-peers: setup build/bench-peers-venv/ready
 	BENCH_PEERS_PYTHON=build/bench-peers-venv/bin/python $(BIN)/python -m bench stats --json
 
-# MindSpore 2.0's own readers on our trees. They need a Python that old, and a gigabyte.
+# MindSpore 2.0's own readers on our trees, which need a Python that old and a gigabyte, and CANN's
+# converter beside ours.
 PYTHON39 ?= python3.9
 build/peers-venv/ready:
 	$(PYTHON39) -m venv build/peers-venv
@@ -77,8 +79,9 @@ build/peers-venv/ready:
 	  numpy==1.23.5 'pillow<10' 'setuptools<81'
 	touch $@
 
-peers: setup build/peers-venv/ready
-	PEERS_PYTHON=build/peers-venv/bin/python $(BIN)/python -m pytest tests/peers
+peers: setup build/peers-venv/ready build/bench-peers-venv/ready
+	PEERS_PYTHON=build/peers-venv/bin/python MSACCUCMP_PYTHON=build/bench-peers-venv/bin/python \
+	  $(BIN)/python -m pytest tests/peers
 
 clean:
 	rm -rf build

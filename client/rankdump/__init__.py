@@ -10,6 +10,7 @@ MINDSPORE_DUMP_CONFIG, names; without one, both lines cost nothing.
 What was written is read back with `rankdump.open(path)`.
 """
 
+import importlib
 from typing import TYPE_CHECKING
 
 from rankdump.session import Session, attach, dump_start, dump_stop, limit, set_dump
@@ -17,14 +18,19 @@ from rankdump.session import Session, attach, dump_start, dump_stop, limit, set_
 __all__ = ["Session", "attach", "dump_start", "dump_stop", "limit", "open", "set_dump"]
 
 if TYPE_CHECKING:
+    from rankdump import acl as acl
+    from rankdump import tf as tf
+
     # The public name is the one that `h5py` and others of its kind have.
     from rankdump.reader import open as open  # noqa: A004
 else:
 
     def __getattr__(name: str) -> object:
-        """Load what reads trees only when somebody asks for it."""
+        """Load what reads trees, and what speaks with CANN's words, when somebody asks for it."""
         if name == "open":
             from rankdump import reader
 
             return reader.open
+        if name in ("acl", "tf"):
+            return importlib.import_module(f"rankdump.{name}")
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -20,6 +20,7 @@ import pytest
 from rankdump.contract.layout import mindspore_sync as layout
 from rankdump.contract.layout.place import NAME_MAX_BYTES
 from rankdump.contract.layout.profile import PROFILES
+from rankdump.contract.layout.reading import key_of
 from rankdump.contract.npy import parse_header
 from rankdump.contract.plan import DumpPlan, Output
 from rankdump.identity import Identity
@@ -63,7 +64,7 @@ class File:
 
     @property
     def key(self):
-        key = layout.key_of(self.relative)
+        key = key_of(self.relative)
         assert key is not None, self.relative
         return key
 

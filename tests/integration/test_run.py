@@ -228,3 +228,13 @@ def test_the_daemon_does_not_outlive_a_killed_command(config, start, socket_fold
         with contextlib.suppress(ProcessLookupError):
             os.kill(int(child), signal.SIGTERM)
     process.communicate(timeout=60)
+
+
+def test_an_acl_file_that_enables_nothing(start, tmp_path):
+    """It is no error, for CANN neither; that nothing will come is said before and after."""
+    path = tmp_path / "acl.json"
+    path.write_text('{"dump": {}}')
+    code, _, err = ended(start(path, sys.executable, JOB, 0, 1))
+    assert code == 0
+    assert "rankdump: warning: dump: {} enables nothing" in err
+    assert "no rank connected: the configuration enables nothing" in err

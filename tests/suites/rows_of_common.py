@@ -15,7 +15,7 @@ from rankdump.contract.plan import Iterations, Operators
 C = "common_dump_settings"
 CUT = "is cut to its low 32 bits and read as 0"
 ASYNC = {"enable": False}
-ASYNC_WARNING = "the asynchronous tree of Ascend is not written by this version"
+ASYNC_WARNING = "asks for asynchronous dump: the tree of Ascend is written"
 MARKED = Operators(everything=False, marked=True)
 
 TYPES = [
@@ -108,7 +108,7 @@ ACROSS = [
         "1.3 async statistic as npy",
         common={"saved_data": "statistic", "file_format": "npy", "op_debug_mode": 0},
         e2e=ASYNC,
-        gives={"content.saved": "statistic"},
+        gives={"content.saved": "statistic", "output.file_format": "npy"},
         warns=(ASYNC_WARNING,),
     ),
     Row(
@@ -126,6 +126,7 @@ ACROSS = [
         allowed='file_format "npy"',
     ),
     Row("1.3 file_format, sync", common={"file_format": "npy"}),
+    Row("1.3 file_format missing, sync", gives={"output.file_format": "npy"}),
     Row(
         "1.3 file_format, sync, is not read",
         common={"file_format": 7},
@@ -141,15 +142,24 @@ ACROSS = [
         )
         for value in ("txt", "NPY", *NOT_TEXT)
     ),
-    Row(
-        "1.3 file_format bin, async",
-        common={"file_format": "bin", "op_debug_mode": 0},
-        e2e=ASYNC,
-        warns=(ASYNC_WARNING, "'bin' is not what is written: this version writes npy"),
+    *(
+        Row(
+            f"1.3 file_format {words}, async",
+            common={"file_format": value, "op_debug_mode": 0},
+            e2e=ASYNC,
+            gives={"output.file_format": found, "output.layout": "cann"},
+            warns=(ASYNC_WARNING,),
+        )
+        for words, value, found in (
+            ("bin", "bin", "bin"),
+            ("npy", "npy", "npy"),
+            ("missing", ABSENT, "bin"),
+        )
     ),
     Row(
         "1.3 op_debug_mode missing, async",
         e2e=ASYNC,
+        gives={"selection.trigger": "always"},
         warns=(ASYNC_WARNING, "op_debug_mode: missing; MindSpore asks for it"),
     ),
     Row(

@@ -15,7 +15,7 @@ from rankdump.contract.statistics import DEVICE_ITEMS, ITEMS
 C, E = "common_dump_settings", "e2e_dump_settings"
 NOT_FLAG = (0, 1, "true", None, [])
 ASYNC = {"enable": False}
-ASYNC_WARNING = "on CPU and GPU MindSpore dumps synchronously all the same"
+ASYNC_WARNING = "on CPU and GPU MindSpore would dump synchronously all the same"
 STATISTIC = {"saved_data": "statistic"}
 DEVICE = {"stat_calc_mode": "device"}
 SAMPLED = {"sample_mode": 1}
@@ -37,13 +37,15 @@ SYNCHRONOUS = [
         "1.8 missing",
         common={"op_debug_mode": 0},
         e2e=ABSENT,
-        warns=(f"{E}: missing; this asks for asynchronous dump; {ASYNC_WARNING}",),
+        gives={"output.layout": "cann", "output.net_name": "LeNet"},
+        warns=(f"{E}: missing; this asks for asynchronous dump",),
     ),
     Row(
         "1.8 enable false",
         common={"op_debug_mode": 0},
         e2e=ASYNC,
-        warns=(f"{E}.enable: False asks for asynchronous dump; {ASYNC_WARNING}",),
+        gives={"output.layout": "cann", "output.file_format": "bin"},
+        warns=(f"{E}.enable: False asks for asynchronous dump: the tree of Ascend is written",),
     ),
     Row("1.8 trans_flag false", e2e={"trans_flag": False}, warns=("changes nothing",)),
     Row(
@@ -53,6 +55,36 @@ SYNCHRONOUS = [
     ),
     Row("1.8 unknown key", e2e={"sample_nun": 3}, warns=("the nearest is sample_num",)),
     Row("1.8 key of the other section", e2e={"kernels": 3}, warns=(f"belongs in {C}",)),
+]
+
+ACL_DUMP = {"MS_ACL_DUMP_CFG_PATH": "/etc/d.json", "MINDSPORE_DUMP_CONFIG": "/etc/d.json"}
+TREES = [
+    Row("2.13 synchronous", gives={"output.layout": "mindspore-sync", "output.file_format": "npy"}),
+    *(
+        Row(
+            f"2.13 {words}",
+            common={"op_debug_mode": 0},
+            e2e=ASYNC,
+            own=own,
+            environ=environ,
+            gives={"output.layout": layout},
+            warns=(ASYNC_WARNING,),
+        )
+        for words, own, environ, layout in (
+            ("asynchronous", {}, {}, "cann"),
+            ("up to 2.2", {"profile": "ms2.0"}, {}, "mindspore-async"),
+            ("ACL dump", {}, ACL_DUMP, "cann-op-step"),
+            ("ACL dump up to 2.2", {"profile": "ms2.0"}, ACL_DUMP, "mindspore-async"),
+            ("ACL dump of another file", {}, {"MS_ACL_DUMP_CFG_PATH": "/etc/d.json"}, "cann"),
+            ("by force", {"layout": "cann-step"}, ACL_DUMP, "cann-step"),
+        )
+    ),
+    Row(
+        "2.13 by force, synchronous",
+        environ=ACL_DUMP,
+        own={"layout": "cann"},
+        gives={"output.layout": "cann", "output.file_format": "npy"},
+    ),
 ]
 
 SAMPLING = [
@@ -239,4 +271,4 @@ CATEGORIES = [
     ),
 ]
 
-ROWS = [*SYNCHRONOUS, *SAMPLING, *PLACES, *DEBUG_MODES, *CATEGORIES]
+ROWS = [*SYNCHRONOUS, *TREES, *SAMPLING, *PLACES, *DEBUG_MODES, *CATEGORIES]

@@ -89,6 +89,53 @@ def test_a_claim_is_not_an_allocation():
         ZstdCodec().decode(claim, limit_bytes=LIMIT_BYTES)
 
 
+def several(*contents: bytes) -> bytes:
+    """A file of a frame for each content."""
+    return b"".join(b"".join(ZstdCodec().encode([content])) for content in contents)
+
+
+@given(contents=st.lists(st.binary(max_size=300), min_size=1, max_size=5))
+def test_several_frames(contents: list[bytes]):
+    """A file is what its frames hold, one after the other, with skipped ones anywhere."""
+    due = b"".join(contents)
+    skipped = b"\x5a\x2a\x4d\x18\x03\x00\x00\x00abc"
+    for data in (several(*contents), skipped + several(*contents, b"") + skipped):
+        found = ZstdCodec().decode(data, limit_bytes=len(due))
+        assert found == due
+        assert memoryview(found).readonly
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "no zstd frame in 0 bytes"),
+        (b"\x5a\x2a\x4d\x18\x00\x00\x00\x00", "no zstd frame in 8 bytes"),
+        (several(b"a", b"b") + b"x", "cannot be read"),
+        (several(b"a", b"b") + bytes(100), "cannot be read"),
+        (several(b"a", b"b")[:-1], "cannot be read: it is cut"),
+        (several(b"a") + b"\x5a\x2a\x4d\x18\xff\xff\xff\xff", "to be skipped ends behind"),
+        (several(b"a") + b"\x5a\x2a\x4d\x18\xff", "to be skipped is cut"),
+        (several(b"a") + b"\x28\xb5\x2f\xfd\x20\x01", "a block is missing"),
+        (several(b"a") + b"\x28\xb5\x2f\xfd\x20\x01\x07\x00\x00", "block of kind 3"),
+        (several(b"a") + b"\x28\xb5\x2f\xfd\x00\x58\x01\x00\x00", "does not declare its size"),
+        (several(b"a" * LIMIT_BYTES, b"b"), f"after {LIMIT_BYTES} bytes zstd frame declares 1"),
+        (several(*[b""] * (1 << 16), b"a", b"b"), "more than 65536 zstd frames"),
+        (b"\x5a\x2a\x4d\x18\x00\x00\x00\x00" * ((1 << 16) + 2), "more than 65536 zstd frames"),
+    ],
+)
+def test_frames_that_are_none(data: bytes, message: str):
+    """What stands between and behind the frames is named, and never passed over."""
+    with pytest.raises(DamagedError, match=message):
+        ZstdCodec().decode(data, limit_bytes=LIMIT_BYTES)
+
+
+def test_a_declaration_that_its_blocks_cannot_keep():
+    """A frame of 17 bytes that says 60 GiB is refused before anything is allocated."""
+    frame = b"\x28\xb5\x2f\xfd\xe0" + (60 << 30).to_bytes(8, "little") + b"\x03\x00\x00\x00"
+    with pytest.raises(DamagedError, match="declares 64424509440 bytes, its blocks hold 0 at most"):
+        ZstdCodec().decode(frame, limit_bytes=1 << 40)
+
+
 def test_unknown_codec():
     """An unknown name is refused with the known ones."""
     with pytest.raises(UnsupportedError, match="'lz4'; known: none, zstd"):

@@ -13,6 +13,7 @@ from rankdump.cli.find_source import find_source
 from rankdump.cli.hints import hints
 from rankdump.cli.ls import ls
 from rankdump.cli.order import order
+from rankdump.cli.overflow import overflow
 from rankdump.cli.run import run
 from rankdump.cli.show import show
 from rankdump.cli.stats import stats
@@ -33,7 +34,7 @@ def rankdump(context: click.Context) -> int:
     return BAD_USAGE
 
 
-for command in (run, status, ls, show, stats, find_source, order, hints, config):
+for command in (run, status, ls, show, stats, find_source, order, overflow, hints, config):
     rankdump.add_command(command)
 
 

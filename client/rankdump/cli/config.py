@@ -13,7 +13,7 @@ from rankdump.cli.text import counted, size
 from rankdump.contract import dialect
 from rankdump.contract.layout.profile import PROFILES
 from rankdump.contract.layout.statistic_csv import items_of
-from rankdump.contract.plan import Content, DumpPlan, Operators, Output, Selection
+from rankdump.contract.plan import Content, DumpPlan, Excluded, Operators, Output, Selection
 from rankdump.contract.plan_json import plan_to_json
 
 
@@ -28,8 +28,9 @@ def config() -> None:
 def check(file: Path, as_json: bool) -> int:
     """Print the plan that FILE makes, or the key at fault.
 
-    The variables that change a plan, such as RANKDUMP_OUTPUT, count as they do in a job. What is
-    accepted but will surprise follows as warnings.
+    FILE is a data_dump.json of MindSpore or an acl.json of CANN. The variables that change a plan,
+    such as RANKDUMP_OUTPUT, count as they do in a job. What is accepted but will surprise follows
+    as warnings.
     """
     plan, _ = dialect.load(file, os.environ)
     if as_json:
@@ -50,12 +51,14 @@ def described(plan: DumpPlan) -> dict[str, str]:
         full += f", for {delivery.block_timeout_s:g} s without progress, then drop"
     return {
         "dialect": plan.dialect,
+        **({} if plan.enabled else {"enabled": "no: nothing is dumped"}),
         "tree": f"{output.root} (layout {output.layout}, codec {output.codec})",
+        "format": output.file_format,
         "profile": f"{output.profile} (as MindSpore {PROFILES[output.profile].version} writes)",
-        "net name": output.net_name,
+        "net name": output.net_name or "each model has its own",
         "iterations": _iterations(selection),
         "devices": _devices(selection),
-        "operators": _operators(selection.operators),
+        **_models(selection),
         "sides": _sides(selection),
         "kept": _trigger(selection),
         **_content(plan.content, output),
@@ -75,17 +78,37 @@ def _devices(selection: Selection) -> str:
     return "all" if devices is None else ", ".join(map(str, devices)) or "none"
 
 
+def _models(selection: Selection) -> dict[str, str]:
+    watched = selection.watched
+    if watched is not None:
+        layers, nodes = (", ".join(names) or "none" for names in (watched.layers, watched.nodes))
+        return {"operators": f"{nodes}; their outputs, read again after each of {layers}"}
+    named = {f"of model {name}": _operators(each) for name, each in selection.models}
+    if named and selection.operators == Operators(everything=False):
+        return named
+    return {**named, "of other models" if named else "operators": _operators(selection.operators)}
+
+
 def _operators(operators: Operators) -> str:
-    if operators.everything:
-        return "all"
     if operators.marked:
         return "those that the script marks with rankdump.set_dump"
     parts = [
         *(f"type {kind}" for kind in operators.types),
         *operators.names,
         *(f"name-regex({pattern})" for pattern in operators.patterns),
+        *(f"{first} to {last}" for first, last in operators.ranges),
     ]
-    return ", ".join(parts) or "none"
+    chosen = "all" if operators.everything else ", ".join(parts) or "none"
+    left_out = [
+        *(f"type {_excluded(each)}" for each in operators.without_types),
+        *(_excluded(each) for each in operators.without_names),
+    ]
+    return f"{chosen}, without {', '.join(left_out)}" if left_out else chosen
+
+
+def _excluded(excluded: Excluded) -> str:
+    positions = " and ".join(excluded.positions)
+    return f"{positions} of {excluded.name}" if positions else excluded.name
 
 
 def _sides(selection: Selection) -> str:

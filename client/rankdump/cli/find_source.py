@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from rankdump import reader
+from rankdump.cli.listing import no_tree
 from rankdump.cli.options import TREE
 from rankdump.cli.screen import say
 from rankdump.cli.text import counted
@@ -55,7 +56,7 @@ def find_source(
 
 def _no_graph(tree: Tree, count: int) -> str:
     if not tree.ranks:
-        return f"{tree.root}: no rank folder here"
+        return no_tree(tree)
     if count:
         return f"{tree.root}: none of its {counted(count, 'graph')} has that rank and number"
     return f"{tree.root}: no graph in it: expected rank_N/graphs/ms_output_trace_code_graph_M.ir"

@@ -14,6 +14,7 @@ from rankdump.cli.table import Column, numbers, table
 from rankdump.cli.text import counted, label, ratio, shape, size
 from rankdump.contract.errors import DamagedError
 from rankdump.contract.key import Side, TensorKey
+from rankdump.contract.layout.folders import FORMS
 from rankdump.reader import Entry, Facts, Named, Tree, facts, ranges
 
 MOST_GROUPS = 40
@@ -102,7 +103,19 @@ def shared(entries: Iterable[Entry], marks: Mapping[Content, str]) -> str:
 def place(key: TensorKey) -> str:
     """Return where a tensor stands, as the line over its group says it."""
     when = "constants" if key.constant else f"iteration {key.iteration}"
-    return f"rank {key.rank}, {when}, net {key.net_name}, graph {key.graph}"
+    net = f", net {key.net_name}, graph {key.graph}" if key.net_name else ""
+    return f"rank {key.rank}, {when}{net}"
+
+
+def no_tree(tree: Tree) -> str:
+    """Return one sentence for a folder that holds no tree."""
+    return f"{tree.root}: no rank folder here, nor another tree: expected {FORMS}"
+
+
+def table_noun(tree: Tree) -> str:
+    """Return what a table of the tree is called: its name where all have the same."""
+    of_operators = any(table.operator is not None for table in tree.tables)
+    return "table" if of_operators else "statistic.csv file"
 
 
 def nothing(held: Sequence[Named]) -> str:
@@ -136,8 +149,9 @@ def _overview_row(group: list[Entry], complete: set[tuple[int, int]]) -> list[st
     iterations = {entry.key.iteration for entry in group if not entry.key.constant}
     unfinished = [i for i in iterations if (rank, i) not in complete]
     inputs = sum(entry.key.side is Side.INPUT for entry in group)
-    known = all(entry.record for entry in group)
-    bytes_in = sum(entry.record.bytes_in for entry in group if entry.record)
+    sizes = [entry.bytes_in for entry in group]
+    known = None not in sizes
+    bytes_in = sum(each or 0 for each in sizes)
     stored = sum(entry.taken_bytes for entry in group)
     return [
         str(rank),

@@ -11,10 +11,12 @@ from rankdump import reader
 from rankdump.cli.listing import (
     Row,
     described,
+    no_tree,
     nothing,
     overview,
     same_marks,
     shared,
+    table_noun,
     tensors,
 )
 from rankdump.cli.options import FILTER_HINT, TREE, selecting
@@ -37,7 +39,7 @@ def ls(tree: Path, query: Query, limit: int | None, digests: bool, as_json: bool
 
     Without a filter: its ranks and iterations, and the first tensors. With --digest, tensors of
     the same bytes, type and shape have the same mark. Exit code 1 when something in the tree is
-    damaged, or it has no rank.
+    damaged, or it is no tree.
     """
     found = reader.walk(tree)
     kept = [entry for entry in found.entries if query.keeps(entry)]
@@ -69,21 +71,21 @@ def _show(tree: Tree, kept: list[Entry], rows: list[Row], *, brief: bool, digest
     if tree.entries and not kept:
         say([nothing(tree.entries)])
     if tree.tables:
-        say([f"figures in {counted(len(tree.tables), 'statistic.csv file')}: rankdump stats"])
+        say([f"figures in {counted(len(tree.tables), table_noun(tree))}: rankdump stats"])
     say([row.damage for row in rows if row.damage])
     say(reader.findings(tree))
 
 
 def _total(tree: Tree, kept: list[Entry]) -> str:
     if not tree.ranks:
-        return f"{tree.root}: no rank folder here"
+        return no_tree(tree)
     foreign = f"; {counted(tree.foreign, 'other file')} ignored" if tree.foreign else ""
     if not tree.entries:
         return f"{tree.root}: no tensor files{foreign}"
     ranks = {entry.key.rank for entry in kept}
     iterations = {entry.key.iteration for entry in kept if not entry.key.constant}
     stored = sum(entry.taken_bytes for entry in kept)
-    held = f"of {counted(len(ranks), 'rank')} in {counted(len(iterations), 'iteration')}"
+    held = f"of {counted(len(ranks), tree.unit)} in {counted(len(iterations), 'iteration')}"
     return f"{tree.root}: {counted(len(kept), 'tensor')} {held}, {size(stored)} on disk{foreign}"
 
 
@@ -91,6 +93,7 @@ def _as_json(tree: Tree, rows: list[Row], count: int) -> dict[str, object]:
     return {
         "root": str(tree.root),
         "ranks": tree.ranks,
+        "ranks_are_devices": tree.by_device,
         "tensor_count": count,
         "table_count": len(tree.tables),
         "foreign_files": tree.foreign,
@@ -103,6 +106,7 @@ def _row_as_json(row: Row) -> dict[str, object]:
     entry, key, record = row.entry, row.entry.key, row.entry.record
     return {
         "path": entry.relative,
+        "member": entry.member,
         "rank": key.rank,
         "net_name": key.net_name,
         "graph": key.graph,
@@ -115,6 +119,7 @@ def _row_as_json(row: Row) -> dict[str, object]:
         "argument": record.argument if record else "",
         "dtype": row.facts.dtype if row.facts else None,
         "shape": row.facts.shape if row.facts else None,
+        "format": (row.facts.tensor_format if row.facts else "") or key.tensor_format,
         "bytes_in": row.facts.bytes_in if row.facts else None,
         "file_bytes": entry.stored_bytes,
         "codec": entry.codec,

@@ -19,7 +19,7 @@ from rankdump.reader import Query
 DEFAULT_COORDINATOR = "127.0.0.1:7421"
 """Where a coordinator answers unless RANKDUMP_COORDINATOR says otherwise."""
 TREE = click.Path(exists=True, file_okay=False, path_type=Path)
-"""A dump tree: the folder that holds `rank_0` and its like."""
+"""A dump tree: the folder that holds `rank_0`, a time or a device and its like."""
 
 
 def iterations_of(

@@ -23,13 +23,18 @@ from rankdump.contract.errors import DamagedError, RankdumpError
 from rankdump.contract.plan import DumpPlan
 from rankdump.contract.status import StatusView
 from rankdump.identity import WARNED_VARIABLE
+from rankdump.session.plans import STARTED_FORM, STARTED_VARIABLE
 
 _CONFIG_NAMES = ("RANKDUMP_CONFIG", "MINDSPORE_DUMP_CONFIG")
 _DRAIN_TIMEOUT_S = 60.0
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
-@click.option("--config", type=click.Path(path_type=Path), help="What to dump: a data_dump.json.")
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path),
+    help="What to dump: a data_dump.json or an acl.json.",
+)
 @click.option("--output", type=click.Path(path_type=Path), help="Root of the tree, if not its own.")
 @click.option("--keep-daemon-log", is_flag=True, help="Leave the daemon's log behind.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
@@ -73,7 +78,9 @@ def _with_config(
 
 def _armed(environ: Mapping[str, str], address: str, job_id: str) -> dict[str, str]:
     own = {"RANKDUMP_AGENT": address, "RANKDUMP_COORDINATOR": address, "RANKDUMP_JOB_ID": job_id}
-    return {**environ, **own}
+    # All ranks write below the same folder of the time, where a tree has one.
+    started = {STARTED_VARIABLE: time.strftime(STARTED_FORM)}
+    return {**started, **environ, **own}
 
 
 def _collected(daemon: Daemon, plan: DumpPlan) -> StatusView:
@@ -94,7 +101,8 @@ def _summarise(view: StatusView, plan: DumpPlan, code: int, *, daemon_died: bool
         return
     if not view.sessions and not view.iterations:
         cause = "nothing was complete when the daemon died"
-        say([cause if daemon_died else f"no rank connected: {_likely_cause(code)}"], err=True)
+        likely = _likely_cause(code, enabled=plan.enabled)
+        say([cause if daemon_died else f"no rank connected: {likely}"], err=True)
         return
     show_table(summary_table(view, width=table_width(err=True)), err=True)
     say(sentences(view), err=True)
@@ -117,7 +125,9 @@ def _oddities(root: str, job_id: str) -> list[str]:
     return lines
 
 
-def _likely_cause(code: int) -> str:
+def _likely_cause(code: int, *, enabled: bool) -> str:
+    if not enabled:
+        return "the configuration enables nothing"
     if code:
         return f"the command ended with code {code} before any rank called rankdump.attach"
     return (

@@ -1,11 +1,12 @@
-"""`rankdump show`: one tensor file in facts, figures and first values."""
+"""`rankdump show`: the tensors of one file in facts, figures and first values."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import click
 import numpy.typing as npt
@@ -13,47 +14,149 @@ import numpy.typing as npt
 from rankdump import reader
 from rankdump.cli.screen import say
 from rankdump.cli.text import json_value, shape, size
-from rankdump.reader import Entry, Statistics
+from rankdump.contract.errors import DamagedError, UnsupportedError
+from rankdump.reader import Described, Entry, Facts, Statistics
 
 _FIRST_VALUES = 8
+_PLAIN = (".npy", ".npy.zst")
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    """One tensor of the file."""
+
+    file: Path
+    entry: Entry | None
+    """None outside a tree."""
+    member: str = ""
+    """Which one of a bin file."""
+    said: Described | None = None
+    """What its header says."""
+
+    def load(self) -> npt.NDArray[Any]:
+        """Return its array."""
+        if self.entry is not None:
+            return reader.load(self.entry)
+        if self.member:
+            return reader.load_member(self.file, self.member, None)
+        return reader.load_file(self.file)
+
+    def facts(self, tensor: npt.NDArray[Any] | None) -> Facts:
+        """Return what is known of it."""
+        if self.entry is not None and self.entry.record is not None:
+            return reader.facts(self.entry)
+        if self.said is not None:
+            return Facts(self.said.dtype, self.said.shape, self.said.data_bytes)
+        if tensor is None:
+            return Facts("", (), 0)
+        return reader.facts_of(self.entry, tensor)
 
 
 @click.command()
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--tensor", "only", metavar="NAME", help="Of a bin file only this, as input.0.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
-def show(file: Path, as_json: bool) -> int:
-    """Show one tensor in facts and figures.
+def show(file: Path, only: str | None, as_json: bool) -> int:
+    """Show the tensors of a file in facts and figures.
 
-    FILE is an .npy or .npy.zst, of a dump tree or not.
+    FILE is an npy or a bin file of an operator, packed or not, of a dump tree or not. Exit code 1
+    when something in it is damaged.
     """
-    entry = reader.locate(file)
-    tensor = reader.load(entry) if entry else reader.load_file(file)
-    facts = _facts(file, entry, tensor)
-    figures = asdict(reader.statistics(tensor))
-    first = tensor.reshape(-1)[:_FIRST_VALUES]
+    tensors = list(_tensors(file))
+    names = [tensor.member for tensor in tensors]
+    if only is not None:
+        tensors = [tensor for tensor in tensors if tensor.member == only]
+        if not tensors:
+            known = ", ".join(filter(None, names)) or "no name, for the file is one tensor"
+            raise click.BadParameter(f"{only!r} is not in {file}: there is {known}")
     if as_json:
-        values = [json_value(value) for value in first.tolist()]
+        objects, damage = _objects(tensors)
+        one = len(objects) == 1 and (only is not None or not names[0])
+        body = objects[0] if one else {"file": str(file), "tensors": objects}
+        click.echo(json.dumps(body, indent=1))
+        return 1 if damage else 0
+    damage = False
+    for at, tensor in enumerate(tensors):
+        say([""] if at else [])
+        damage |= _show(tensor, alone=not tensor.member)
+    return 1 if damage else 0
+
+
+def _tensors(file: Path) -> Iterator[_Tensor]:
+    entries = reader.locate(file)
+    whole = not entries[0].member if entries else file.name.endswith(_PLAIN)
+    if whole:
+        yield _Tensor(file, entries[0] if entries else None)
+        return
+    said = {f"{side.value}.{slot}": facts for side, slot, facts in reader.described(file)}
+    if entries:
+        for entry in entries:
+            yield _Tensor(file, entry, entry.member, said.get(entry.member))
+    else:
+        for member, facts in said.items():
+            yield _Tensor(file, None, member, facts)
+
+
+def _loaded(tensor: _Tensor) -> tuple[npt.NDArray[Any] | None, str, bool]:
+    """Return the array, or why there is none and whether that is damage."""
+    try:
+        return tensor.load(), "", False
+    except UnsupportedError as error:
+        return None, str(error), False
+    except DamagedError as error:
+        if not tensor.member:  # there is nothing else to say of the file
+            raise
+        return None, str(error), True
+
+
+def _objects(tensors: list[_Tensor]) -> tuple[list[dict[str, object]], bool]:
+    found: list[dict[str, object]] = []
+    any_damage = False
+    for tensor in tensors:
+        array, trouble, damage = _loaded(tensor)
+        any_damage |= damage
+        facts = _facts(tensor, array)
+        if array is None:
+            found.append(facts | {"trouble": trouble})
+            continue
+        figures = asdict(reader.statistics(array))
+        values = [json_value(value) for value in array.reshape(-1)[:_FIRST_VALUES].tolist()]
         named = {name: json_value(value) for name, value in figures.items()}
-        click.echo(json.dumps(facts | {"statistics": named, "first_values": values}, indent=1))
-        return 0
-    say(f"{name + ':':<14}{value}" for name, value in _pairs(facts, tensor.shape))
-    say(f"{name + ':':<14}{value}" for name, value in _figures(reader.statistics(tensor)))
-    say([f"{'first values:':<14}{_values(first)}"])
-    return 0
+        found.append(facts | {"statistics": named, "first_values": values})
+    return found, any_damage
 
 
-def _facts(file: Path, entry: Entry | None, tensor: npt.NDArray[Any]) -> dict[str, object]:
-    known = reader.facts_of(entry, tensor)
-    facts: dict[str, object] = {
-        "file": str(file),
-        "shape": tensor.shape,
+def _show(tensor: _Tensor, *, alone: bool) -> bool:
+    """Print one tensor; return whether it is damaged."""
+    array, trouble, damage = _loaded(tensor)
+    pairs = _pairs(_facts(tensor, array))
+    if not alone:
+        pairs.insert(0, ("tensor", tensor.member))
+    if array is None:
+        pairs.append(("no values", trouble))
+    else:
+        pairs += _figures(reader.statistics(array))
+        pairs.append(("first values", ", ".join(map(str, array.reshape(-1)[:_FIRST_VALUES]))))
+    say(f"{name + ':':<13} {value}" for name, value in pairs)
+    return damage
+
+
+def _facts(tensor: _Tensor, array: npt.NDArray[Any] | None) -> dict[str, object]:
+    known, said, entry = tensor.facts(array), tensor.said, tensor.entry
+    facts: dict[str, object] = {"file": str(tensor.file)}
+    if tensor.member:
+        facts["member"] = tensor.member
+    facts |= {
+        "shape": array.shape if array is not None else known.shape,
         "dtype": known.dtype,
-        "stored_dtype": str(tensor.dtype),
+        "stored_dtype": str(array.dtype) if array is not None else "",
         "bytes_in": known.bytes_in,
-        "file_bytes": file.stat().st_size,
+        "file_bytes": tensor.file.stat().st_size,
     }
+    if said is not None:
+        facts |= {"format": said.tensor_format, "original_shape": said.original_shape}
     if entry is None:
-        return facts
+        return facts | ({"op_name": said.op_name} if said is not None else {})
     key, record = entry.key, entry.record
     facts |= {"rank": key.rank, "graph": key.graph}
     facts |= {"constant": True} if key.constant else {"iteration": key.iteration}
@@ -64,13 +167,13 @@ def _facts(file: Path, entry: Entry | None, tensor: npt.NDArray[Any]) -> dict[st
     return facts
 
 
-def _pairs(facts: dict[str, object], tensor_shape: tuple[int, ...]) -> list[tuple[str, str]]:
+def _pairs(facts: dict[str, object]) -> list[tuple[str, str]]:
     pairs: list[tuple[str, str]] = []
     for name, value in facts.items():
-        if value == "":
+        if name == "member" or (value in ("", ()) and name != "shape"):
             continue
-        if name == "shape":
-            text = shape(tensor_shape)
+        if name in ("shape", "original_shape"):
+            text = shape(cast("tuple[int, ...]", value))
         elif isinstance(value, int) and "bytes" in name:
             text = f"{size(value)} ({value:,})"
         else:
@@ -88,7 +191,3 @@ def _figures(figures: Statistics) -> list[tuple[str, str]]:
         ("l2norm", f"{figures.l2norm:.9g}"),
         *((name, f"{count:,}") for name, count in counts),
     ]
-
-
-def _values(first: npt.NDArray[Any]) -> str:
-    return ", ".join(map(str, first))

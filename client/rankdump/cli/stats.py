@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 from rankdump import reader
-from rankdump.cli.listing import nothing, place, title
+from rankdump.cli.listing import no_tree, nothing, place, title
 from rankdump.cli.options import FILTER_HINT, TREE, selecting
 from rankdump.cli.screen import say, show_table, table_width
 from rankdump.cli.table import Column, numbers, table
@@ -88,7 +88,7 @@ def stats(
 ) -> int:
     """Show figures of the tensors of a tree.
 
-    From statistic.csv where it has them, else computed from the tensors. Exit code 1 when
+    From a table of figures where there is one, else computed from the tensors. Exit code 1 when
     something is damaged or there is no tree; NaN and infinities alone are no failure.
     """
     found = reader.walk(tree)
@@ -159,10 +159,12 @@ def _numbers(row: Surveyed) -> list[str]:
 
 def _sentences(tree: Tree, seen: _Seen, *, whole: bool) -> list[str]:
     if not tree.ranks:
-        return [f"{tree.root}: no rank folder here"]
+        return [no_tree(tree)]
     if not seen.count:
         return [nothing(reader.named(tree, lambda tensor: True))]
-    sources = (seen.tabled, "from statistic.csv"), (seen.computed, "computed from the tensors")
+    of_operators = any(table.operator is not None for table in tree.tables)
+    source = "from tables" if of_operators else "from statistic.csv"
+    sources = (seen.tabled, source), (seen.computed, "computed from the tensors")
     said = ", ".join(f"{count:,} {source}" for count, source in sources if count)
     lines = [f"{tree.root}: figures of {counted(seen.count, 'tensor')}: {said}"]
     if seen.first is not None and whole:

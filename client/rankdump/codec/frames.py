@@ -27,6 +27,7 @@ _HEAD_BYTES = 18
 _BLOCK_HEAD_BYTES, _CHECKSUM_BYTES, _SKIPPED_HEAD_BYTES = 3, 4, 8
 _SKIPPED_MAGIC = 0x184D2A5
 _RAW, _RLE, _RESERVED = 0, 1, 3
+_UNREADABLE = "zstd frame cannot be read"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,28 +57,28 @@ def frames(read: Read, size: int, *, limit_bytes: int) -> Iterator[Frame]:
     Each must declare its size, and all together may not hold more than the limit. Frames to be
     skipped hold nothing, and are.
     """
-    at = offset = count = 0
+    at = offset = count = skipped = 0
     while at < size:
+        if count + skipped > MAX_FRAMES:
+            raise DamagedError(f"more than {MAX_FRAMES} zstd frames")
         head = bytes(read(at, _HEAD_BYTES))
         if int.from_bytes(head[:4], "little") >> 4 == _SKIPPED_MAGIC:
-            at = _behind_skipped(head, at)
+            at, skipped = _behind_skipped(head, at), skipped + 1
             if at > size:
-                raise DamagedError(f"zstd frame to be skipped ends behind the {size} bytes")
+                raise DamagedError(f"{_UNREADABLE}: one to be skipped ends behind the {size} bytes")
             continue
         frame = _frame(read, head, at, offset, limit_bytes)
         if frame.end > size:
-            raise DamagedError(f"zstd frame is cut: it ends behind the {size} bytes that are there")
+            raise DamagedError(f"{_UNREADABLE}: it is cut, and ends behind the {size} bytes")
         yield frame
         at, offset, count = frame.end, frame.content_end, count + 1
-        if count > MAX_FRAMES:
-            raise DamagedError(f"more than {MAX_FRAMES} zstd frames")
     if not count:
         raise DamagedError(f"no zstd frame in {size} bytes")
 
 
 def _behind_skipped(head: bytes, at: int) -> int:
     if len(head) < _SKIPPED_HEAD_BYTES:
-        raise DamagedError("zstd frame to be skipped is cut")
+        raise DamagedError(f"{_UNREADABLE}: one to be skipped is cut")
     return at + _SKIPPED_HEAD_BYTES + int.from_bytes(head[4:8], "little")
 
 
@@ -86,10 +87,10 @@ def _frame(read: Read, head: bytes, at: int, offset: int, limit_bytes: int) -> F
         facts = zstandard.get_frame_parameters(head)
         blocks = at + zstandard.frame_header_size(head)
     except zstandard.ZstdError as error:
-        raise DamagedError(f"zstd frame cannot be read: {error}") from None
+        raise DamagedError(f"{_UNREADABLE}: {error}") from None
     declared = facts.content_size
     if declared == zstandard.CONTENTSIZE_UNKNOWN:
-        raise DamagedError("zstd frame does not declare its size")
+        raise DamagedError(f"{_UNREADABLE}: it does not declare its size")
     if offset + declared > limit_bytes:
         already = f"after {offset} bytes " if offset else ""
         raise DamagedError(
@@ -107,11 +108,11 @@ def _behind_blocks(read: Read, at: int, largest: int) -> tuple[int, int]:
     while True:
         head = read(at, _BLOCK_HEAD_BYTES)
         if len(head) < _BLOCK_HEAD_BYTES:
-            raise DamagedError("zstd frame is cut: a block is missing")
+            raise DamagedError(f"{_UNREADABLE}: it is cut, a block is missing")
         word = int.from_bytes(head, "little")
         kind, length = word >> 1 & 3, word >> 3
         if kind == _RESERVED or length > _BLOCK_BYTES:
-            raise DamagedError(f"zstd frame with a block of kind {kind} and {length} bytes")
+            raise DamagedError(f"{_UNREADABLE}: it has a block of kind {kind} and {length} bytes")
         room += length if kind in (_RAW, _RLE) else largest
         at += _BLOCK_HEAD_BYTES + (1 if kind == _RLE else length)
         if word & 1:

@@ -63,6 +63,11 @@ class OpInput:
     input_type: int = 0
     extra: bytes = b""
 
+    @property
+    def placeholder(self) -> bool:
+        """Whether it only keeps the slot of a tensor that was not dumped."""
+        return not (self.data_type or self.size or (self.shape and self.shape.dim))
+
 
 @dataclass(frozen=True, slots=True)
 class OpOutput:
@@ -80,6 +85,11 @@ class OpOutput:
     dim_range: tuple[DimRange, ...] = ()
     offset: int = 0
     extra: bytes = b""
+
+    @property
+    def placeholder(self) -> bool:
+        """Whether it only keeps the slot of a tensor that was not dumped."""
+        return not (self.data_type or self.size or (self.shape and self.shape.dim))
 
 
 @dataclass(frozen=True, slots=True)

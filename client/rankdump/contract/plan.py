@@ -178,6 +178,8 @@ class DumpPlan:
     content: Content = Content()
     delivery: Delivery = Delivery()
     dialect: str = "plan"
-    """Which dialect it was written in; `mindspore` for a data_dump.json."""
+    """Which dialect it was written in: `mindspore` for a data_dump.json, `acl`, `tf`."""
     warnings: tuple[str, ...] = ()
     """What in the configuration will surprise its author, one sentence each."""
+    enabled: bool = True
+    """Without it the configuration asks for no dump at all: a session is off."""

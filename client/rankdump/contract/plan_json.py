@@ -69,6 +69,7 @@ def _plan(body: dict[str, Any]) -> DumpPlan:
         delivery=_delivery(body["delivery"]),
         dialect=str(body["dialect"]),
         warnings=_texts(body["warnings"]),
+        enabled=bool(body["enabled"]),
     )
 
 

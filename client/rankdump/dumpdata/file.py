@@ -78,7 +78,8 @@ def open_header(path: Path) -> DumpData:
     """
     with _damage_named(path):
         source = start_of(path)
-        if source.held < min(LENGTH_BYTES, source.size) or source.held < _header_end(source):
+        part = source.held < source.size
+        if part and (source.held <= LENGTH_BYTES or source.held < _header_end(source)):
             source = source_of(path)
         return _parsed(source, path).header
 

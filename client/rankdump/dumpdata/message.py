@@ -7,10 +7,12 @@ from functools import cache
 from typing import Any, cast
 
 from google.protobuf.message import DecodeError, Message
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 from rankdump.contract import dumpdata as values
 from rankdump.contract.errors import DamagedError
 from rankdump.dumpdata.v1 import dump_data_pb2
+from rankdump.dumpdata.weight import refuse_heavy
 
 _KINDS: dict[str, type] = {
     kind.__name__: kind
@@ -36,6 +38,7 @@ def to_bytes(data: values.DumpData) -> bytes:
 
 def from_bytes(data: bytes | memoryview) -> values.DumpData:
     """Read a header; DamagedError when it is none."""
+    refuse_heavy(memoryview(data), dump_data_pb2.DumpData.DESCRIPTOR)
     message = dump_data_pb2.DumpData()
     try:
         message.ParseFromString(bytes(data))
@@ -78,6 +81,8 @@ def _held(message: Any, name: str, kind: type) -> Any:
 
 def _unknown(message: Any) -> bytes:
     """Return the fields that this description does not know, as they came."""
+    if not len(UnknownFieldSet(message)):
+        return b""
     rest = type(message)()
     rest.CopyFrom(message)
     for field in message.DESCRIPTOR.fields:

@@ -1,14 +1,16 @@
 """Room 14: reads a finished or growing tree, offline. Needs no daemon, never writes."""
 
 from rankdump.reader.balance import damaged, findings, status, status_of
+from rankdump.reader.bins import described, load_member
 
 # The public name is the one that `h5py` and others of its kind have.
 from rankdump.reader.dump import Dump
 from rankdump.reader.dump import open_dump as open  # noqa: A004
-from rankdump.reader.entry import Entry, Table, Tree
+from rankdump.reader.entry import Described, Entry, Table, Tree
 from rankdump.reader.hints import read_hints
 from rankdump.reader.ir import Frame, IrOperator
 from rankdump.reader.load import Facts, facts, facts_of, load, load_file
+from rankdump.reader.locate import locate
 from rankdump.reader.order import PublishedOrder, read_order
 from rankdump.reader.query import Filters, Named, Query, selected
 from rankdump.reader.ranges import ranges
@@ -16,9 +18,10 @@ from rankdump.reader.source import Origin, Search, graph_files
 from rankdump.reader.statistics import Statistics, statistics
 from rankdump.reader.survey import Survey, Surveyed
 from rankdump.reader.tables import Figures, named
-from rankdump.reader.walk import locate, walk
+from rankdump.reader.walk import walk
 
 __all__ = [
+    "Described",
     "Dump",
     "Entry",
     "Facts",
@@ -37,12 +40,14 @@ __all__ = [
     "Table",
     "Tree",
     "damaged",
+    "described",
     "facts",
     "facts_of",
     "findings",
     "graph_files",
     "load",
     "load_file",
+    "load_member",
     "locate",
     "named",
     "open",

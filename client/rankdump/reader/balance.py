@@ -14,7 +14,7 @@ from rankdump.contract.status import (
     SessionStatus,
     StatusView,
 )
-from rankdump.reader.entry import Tree
+from rankdump.reader.entry import Table, Tree
 from rankdump.reader.ranges import absent, ranges
 from rankdump.reader.walk import walk
 
@@ -81,7 +81,7 @@ def _unfinished(tree: Tree) -> list[IterationStatus]:
             stored[place] += 1
             size[place] += entry.stored_bytes
     for table in tree.tables:
-        if not table.constant and (table.rank, table.iteration) not in complete:
+        if _counts(table) and (table.rank, table.iteration) not in complete:
             stored[table.rank, table.iteration] += 0  # named, whether or not it has files
     jobs = {m.status.rank: m.status.job_id for m in tree.manifests}
     # A rank that never finished an iteration names no job; in a tree of one job it is that one.
@@ -108,7 +108,8 @@ def _unfinished_sentences(tree: Tree) -> list[str]:
     for rank, iterations in by_rank.items():
         by_iterations.setdefault(ranges(iterations), []).append(rank)
     return [
-        f"rank {ranges(ranks)}: iteration {iterations} has tensors but no manifest: not complete"
+        f"{tree.unit} {ranges(ranks)}: iteration {iterations} has tensors but no manifest: "
+        "not complete"
         for iterations, ranks in by_iterations.items()
     ]
 
@@ -122,7 +123,7 @@ def _missing_ranks(tree: Tree) -> list[str]:
 def _empty_ranks(tree: Tree) -> list[str]:
     known = {entry.key.rank for entry in tree.entries} | {table.rank for table in tree.tables}
     empty = set(tree.ranks) - known - {manifest.status.rank for manifest in tree.manifests}
-    return [f"rank {ranges(empty)}: a folder without tensors"] if empty else []
+    return [f"{tree.unit} {ranges(empty)}: a folder without tensors"] if empty else []
 
 
 def _gaps(tree: Tree) -> list[str]:
@@ -134,14 +135,20 @@ def _gaps(tree: Tree) -> list[str]:
         if not entry.key.constant:
             have.setdefault(entry.key.rank, set()).add(entry.key.iteration)
     for table in tree.tables:
-        if not table.constant:
+        if _counts(table):
             have.setdefault(table.rank, set()).add(table.iteration)
     every = set[int]().union(*have.values())
     return [
-        f"rank {rank}: iteration {ranges(every - own)} is missing, other ranks have it"
+        f"{tree.unit} {rank}: iteration {ranges(every - own)} is missing, "
+        f"other {tree.unit}s have it"
         for rank, own in sorted(have.items())
         if own != every
     ]
+
+
+def _counts(table: Table) -> bool:
+    """Return whether a table belongs to one iteration."""
+    return table.dated and not table.constant
 
 
 def _unbalanced(tree: Tree) -> list[str]:

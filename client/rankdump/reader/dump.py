@@ -14,15 +14,18 @@ import numpy.typing as npt
 
 from rankdump.contract.errors import DamagedError
 from rankdump.contract.key import TensorKey
+from rankdump.contract.layout import cann_name
+from rankdump.contract.layout.folders import FORMS
 from rankdump.contract.layout.mindspore_sync import readable
 from rankdump.contract.layout.profile import PROFILES
-from rankdump.reader.entry import Entry, Tree
+from rankdump.reader.entry import Entry, Table, Tree
 from rankdump.reader.ir import Frame, operators
 from rankdump.reader.load import load
+from rankdump.reader.locate import root_of
 from rankdump.reader.query import Named, Query, selected
 from rankdump.reader.source import graph_files
 from rankdump.reader.tables import Figures, named, recorded, rows
-from rankdump.reader.walk import RANK_FOLDER, walk
+from rankdump.reader.walk import walk
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -37,9 +40,10 @@ def open_dump(path: str | PathLike[str]) -> Dump:
     if tree.ranks:
         return Dump(tree)
     if not root.is_dir():
-        raise DamagedError(f"{root}: no such folder; expected one that holds rank_0 and its like")
-    hint = f"; did you mean {root.parent}?" if RANK_FOLDER.fullmatch(root.name) else ""
-    raise DamagedError(f"{root}: not a dump tree: no folder rank_0 or its like in it{hint}")
+        raise DamagedError(f"{root}: no such folder; expected one that holds {FORMS}")
+    meant = root_of(root)
+    hint = f"; did you mean {meant}?" if meant else ""
+    raise DamagedError(f"{root}: not a dump tree: no folder {FORMS} in it{hint}")
 
 
 class Dump:
@@ -54,11 +58,12 @@ class Dump:
         self._tree, self._queries = tree, queries
 
     def __repr__(self) -> str:
-        return f"<Dump of {self.root}: {len(self._entries)} tensors of {len(self.ranks)} ranks>"
+        count, unit = len(self.ranks), self._tree.unit
+        return f"<Dump of {self.root}: {len(self._entries)} tensors of {count} {unit}s>"
 
     @property
     def root(self) -> Path:
-        """The folder that holds the rank folders."""
+        """The folder that holds those of ranks, times or devices."""
         return self._tree.root
 
     @property
@@ -72,13 +77,16 @@ class Dump:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Ranks, ascending; unfiltered also those that have a folder and nothing in it."""
+        """Ranks, ascending; unfiltered also those that have a folder and nothing in it.
+
+        In a tree of CANN's they are the numbers of devices, where no manifest says better.
+        """
         named = {tensor.key.rank for tensor in self._named}
         return tuple(sorted(named if self._queries else named.union(self._tree.ranks)))
 
     @property
     def graphs(self) -> tuple[int, ...]:
-        """Graphs, ascending."""
+        """Graphs, or numbers of models, ascending."""
         return tuple(sorted({tensor.key.graph for tensor in self._named}))
 
     @property
@@ -104,13 +112,24 @@ class Dump:
         """Return the tensor files by rank, iteration and time; of a repeated run, both runs'."""
         return list(self.where(**filters)._entries)
 
-    def load(self, tensor: TensorKey | Entry) -> npt.NDArray[Any]:
+    def load(
+        self,
+        tensor: TensorKey | Entry,
+        *,
+        format: str = "",  # noqa: A002 - the word for it in every file and tool
+    ) -> npt.NDArray[Any]:
         """Return a tensor as a read-only array; bfloat16 as float32.
 
+        One of a bin file has the shape it had on the device, or is converted to a format, `NCHW`
+        for example, and cropped to the header's original shape: to that as it stands, as CANN's
+        own tool does, so ask for the format that the operator speaks.
+
         A key may have raw names. Its time stamp picks one of several runs; when no file has it,
-        the newest is taken. DamagedError when there is no such tensor, or its file is damaged.
+        the newest is taken. DamagedError when there is no such tensor, or its file is damaged;
+        UnsupportedError for elements that are no numbers, and for a format there is no way to.
         """
-        return load(tensor if isinstance(tensor, Entry) else self._entry(tensor))
+        entry = tensor if isinstance(tensor, Entry) else self._entry(tensor)
+        return load(entry, tensor_format=format)
 
     def statistics(self, **filters: Unpack[Filters]) -> list[Figures]:
         """Return the rows of the `statistic.csv` files, in their order.
@@ -121,7 +140,7 @@ class Dump:
         return [
             row
             for table in self._tree.tables
-            if all(q.keeps_place(table.rank, table.graph, table.when) for q in dump._queries)
+            if all(_may_hold(table, query) for query in dump._queries)
             for row in rows(table, known)
             if dump._keeps(row)
         ]
@@ -161,7 +180,8 @@ class Dump:
         return all(q.rank in (None, rank) and q.graph in (None, graph) for q in self._queries)
 
     def _entry(self, key: TensorKey) -> Entry:
-        spelt = dict.fromkeys(_timeless(readable(key, p)) for p in PROFILES.values())
+        keys = (*(readable(key, profile) for profile in PROFILES.values()), cann_name.readable(key))
+        spelt = dict.fromkeys(map(_timeless, keys))
         found = [entry for name in spelt for entry in self._by_key.get(name, ())]
         if not found:
             where = f"rank {key.rank}, graph {key.graph}, iteration {key.iteration}"
@@ -175,3 +195,7 @@ class Dump:
 def _timeless(key: TensorKey) -> TensorKey:
     """Return what tells a tensor from others of one run."""
     return replace(key, timestamp_us=0, task=0, stream=0, tensor_format="", element="")
+
+
+def _may_hold(table: Table, query: Query) -> bool:
+    return query.keeps_place(table.rank, table.graph, table.when, dated=table.dated)

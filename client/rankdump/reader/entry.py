@@ -1,4 +1,4 @@
-"""What a walk finds: tensor files, tables of statistics, and the tree as a whole. Pure values."""
+"""What a walk finds: tensors, tables of statistics, and the tree as a whole. Pure values."""
 
 from __future__ import annotations
 
@@ -7,21 +7,50 @@ from pathlib import Path
 
 from rankdump.codec import codec_of
 from rankdump.contract.key import TensorKey
+from rankdump.contract.layout.file_name import FileName
 from rankdump.contract.manifest import Manifest, ManifestRecord
 
 
 @dataclass(frozen=True, slots=True)
+class Described:
+    """What the header of a bin file says of one of its tensors."""
+
+    op_name: str
+    """Full scope name, raw."""
+    dtype: str
+    shape: tuple[int, ...]
+    """As it lay on the device."""
+    tensor_format: str
+    """Of that shape."""
+    original_shape: tuple[int, ...]
+    """In the format that the operator itself speaks; empty where the header does not say it."""
+    data_bytes: int
+    groups: int = 0
+    """Of a grouped convolution."""
+    c0: int = 0
+    """Elements of a block of the format, where its number says it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Entry:
-    """One tensor file."""
+    """One tensor: a file, or a member of a bin file."""
 
     root: Path
     relative: str
-    """Path below the root, with `/`."""
+    """Path of the file below the root, with `/`."""
     key: TensorKey
-    """As the file's name says it; `op_name` below is the raw one where it is known."""
+    """As the file's name says it; `op_name` below is the raw one where it is known.
+
+    The rank is the device's number where no rank folder and no manifest says better.
+    """
     stored_bytes: int
+    """Size of the file, or the share of a member in it."""
     record: ManifestRecord | None = None
     """What the manifest says; None for a file that no manifest names."""
+    member: str = ""
+    """Which tensor of a bin file, `input.0`; empty where the file is the tensor."""
+    described: Described | None = None
+    """What the header says; None where a manifest said enough to leave the file unopened."""
 
     @property
     def path(self) -> Path:
@@ -45,8 +74,18 @@ class Entry:
 
     @property
     def op_name(self) -> str:
-        """Scope name of the operator, raw where a manifest knows it."""
-        return self.record.op_name if self.record else self.key.op_name
+        """Scope name of the operator, raw where a manifest or the file itself knows it."""
+        if self.record is not None:
+            return self.record.op_name
+        raw = self.described.op_name if self.described is not None else ""
+        return raw or self.key.op_name
+
+    @property
+    def bytes_in(self) -> int | None:
+        """Bytes of the elements as the framework held them; None where only the file knows."""
+        if self.record is not None:
+            return self.record.bytes_in
+        return self.described.data_bytes if self.described is not None else None
 
     @property
     def taken_bytes(self) -> int:
@@ -56,7 +95,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """One `statistic.csv`."""
+    """One `statistic.csv`, or the table of one operator."""
 
     root: Path
     relative: str
@@ -67,6 +106,10 @@ class Table:
     iteration: int
     """0 for the table of a graph's constants, which belong to none."""
     constant: bool = False
+    dated: bool = True
+    """Without this the folder does not say the iteration, but perhaps a manifest of each row."""
+    operator: FileName | None = None
+    """The operator whose table it is; None for those of a whole folder."""
 
     @property
     def when(self) -> int | None:
@@ -90,13 +133,20 @@ class Tree:
 
     root: Path
     ranks: tuple[int, ...]
-    """Ranks that have a folder, with or without tensors."""
+    """Ranks that have a folder, with or without tensors; devices where there are no ranks."""
     entries: tuple[Entry, ...]
     """Sorted by rank, iteration and time; the constants of a rank stand first."""
     manifests: tuple[Manifest, ...]
     tables: tuple[Table, ...] = ()
-    """Sorted by rank and iteration; those of constants stand first."""
+    """Sorted by rank, iteration and time; those of constants stand first."""
     foreign: int = 0
     """Files among the tensors that are none; half-written hidden ones are not counted."""
     problems: tuple[str, ...] = ()
     """What could not be read, or is not there although a manifest names it."""
+    by_device: bool = False
+    """The ranks are the numbers of devices: no folder of a rank is there."""
+
+    @property
+    def unit(self) -> str:
+        """What the numbers of `ranks` count."""
+        return "device" if self.by_device else "rank"

@@ -12,9 +12,11 @@ import numpy.typing as npt
 
 from rankdump.codec import codec_of
 from rankdump.contract.dtypes import ELEMENT_TYPES
-from rankdump.contract.errors import DamagedError
+from rankdump.contract.errors import DamagedError, UnsupportedError
+from rankdump.contract.formats import Origin, convert
 from rankdump.reader import npy_file
-from rankdump.reader.entry import Entry
+from rankdump.reader.bins import described, load_member
+from rankdump.reader.entry import Described, Entry
 
 LIMIT_BYTES = 64 << 30
 """Most a file may unpack to when no manifest says how large it is."""
@@ -30,19 +32,54 @@ class Facts:
     shape: tuple[int, ...]
     bytes_in: int
     """Bytes of the elements as the framework held them."""
+    tensor_format: str = ""
+    """How the elements lie in that shape, where a bin file says it."""
+    original_shape: tuple[int, ...] = ()
+    """Shape in the format that the operator itself speaks, where a bin file says it."""
 
 
-def load(entry: Entry, *, limit_bytes: int = LIMIT_BYTES) -> npt.NDArray[Any]:
-    """Return a tensor as a read-only array; DamagedError when the file is not what it should be."""
+def load(
+    entry: Entry, *, tensor_format: str = "", limit_bytes: int = LIMIT_BYTES
+) -> npt.NDArray[Any]:
+    """Return a tensor as a read-only array, of a bin file in the shape it had on the device.
+
+    With a format it is converted to that, its padding cropped where the original shape is known.
+    DamagedError when the file is not what it should be, UnsupportedError for elements that are no
+    numbers, such as strings, and for a format that there is no way to.
+    """
     record = entry.record
     limit = limit_bytes
     if record is not None and record.dtype in ELEMENT_TYPES:
         item_bytes = np.dtype(ELEMENT_TYPES[record.dtype].descr).itemsize
         limit = min(limit, math.prod(record.shape) * item_bytes + _HEADER_ROOM_BYTES)
-    tensor = load_file(entry.path, limit_bytes=limit)
+    if entry.member:
+        tensor = load_member(entry.path, entry.member, record)
+    else:
+        tensor = load_file(entry.path, limit_bytes=limit)
     if record is not None and tensor.shape != record.shape:
         raise DamagedError(f"{entry.path}: shape {tensor.shape}, its manifest says {record.shape}")
-    return tensor
+    return _converted(entry, tensor, tensor_format) if tensor_format else tensor
+
+
+def _converted(entry: Entry, tensor: npt.NDArray[Any], wanted: str) -> npt.NDArray[Any]:
+    source, origin = entry.key.tensor_format, Origin()
+    said = described_of(entry)
+    if said is not None:
+        source, origin = said.tensor_format, Origin(said.original_shape, said.groups, said.c0)
+    try:
+        array = convert(tensor, source, wanted, origin).array
+    except (DamagedError, UnsupportedError) as error:
+        raise type(error)(f"{entry.path}: {error}") from None
+    array.flags.writeable = False
+    return array
+
+
+def described_of(entry: Entry) -> Described | None:
+    """Return what the header of a bin file says of a member; None for any other tensor."""
+    if entry.described is not None or not entry.member:
+        return entry.described
+    every = ((f"{side.value}.{slot}", said) for side, slot, said in described(entry.path))
+    return next((said for member, said in every if member == entry.member), None)
 
 
 def load_file(path: Path, *, limit_bytes: int = LIMIT_BYTES) -> npt.NDArray[Any]:
@@ -59,14 +96,18 @@ def load_file(path: Path, *, limit_bytes: int = LIMIT_BYTES) -> npt.NDArray[Any]
 
 def facts(entry: Entry) -> Facts:
     """Return what a listing says of a tensor; opens the file only when no manifest knows it."""
-    if entry.record is not None:
-        return Facts(entry.record.dtype, entry.record.shape, entry.record.bytes_in)
+    record, said = entry.record, entry.described
+    laid = (said.tensor_format, said.original_shape) if said is not None else ("", ())
+    if record is not None:
+        return Facts(record.dtype, record.shape, record.bytes_in, *laid)
+    if said is not None:
+        return Facts(said.dtype, said.shape, said.data_bytes, *laid)
     return facts_of(entry, load(entry))
 
 
 def facts_of(entry: Entry | None, tensor: npt.NDArray[Any]) -> Facts:
     """Return the same of a tensor that is loaded already, in a tree or not."""
-    if entry is not None and entry.record is not None:
+    if entry is not None and (entry.record is not None or entry.described is not None):
         return facts(entry)
     # Names of 2.4 and later say the type; a widened one is seen nowhere else.
     element = entry.key.element.lower() if entry is not None else ""

@@ -92,13 +92,20 @@ class Query:
             and (self.pattern is None or _found(tensor, self.pattern))
         )
 
-    def keeps_place(self, rank: int, graph: int, iteration: int | None) -> bool:
-        """Decide on a folder; None is the iteration of constants."""
+    def keeps_place(
+        self, rank: int, graph: int, iteration: int | None, *, dated: bool = True
+    ) -> bool:
+        """Decide on a folder; None is the iteration of constants.
+
+        One that does not say the iteration may hold any: without `dated`, it does not matter.
+        """
         return (
             self.rank in (None, rank)
             and self.graph in (None, graph)
             and (
-                self.iterations is None or (iteration is not None and iteration in self.iterations)
+                self.iterations is None
+                or not dated
+                or (iteration is not None and iteration in self.iterations)
             )
         )
 

@@ -6,14 +6,14 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from rankdump.contract.errors import DamagedError
+from rankdump.contract.errors import DamagedError, UnsupportedError
 from rankdump.contract.key import TensorKey, sanitised
 from rankdump.contract.layout import statistic_csv
 from rankdump.reader.entry import Entry, Table, Tree
-from rankdump.reader.load import Facts, facts_of, load
+from rankdump.reader.load import Facts, facts, facts_of, load
 from rankdump.reader.query import Query
 from rankdump.reader.statistics import statistics
 from rankdump.reader.tables import Figures, recorded, rows
@@ -46,7 +46,7 @@ class Surveyed:
 
 _Place = tuple[int, bool, int]
 """Rank, whether it is no constant, iteration: sorts as the program ran."""
-_Where = tuple[int, str, int, str, int, str]
+_Where = tuple[int, str, int, str, int, str, str]
 _COUNTS = ("nan count", "negative inf count", "positive inf count")
 
 
@@ -65,12 +65,12 @@ class Survey:
                 key = entry.key
                 self._entries[key.rank, not key.constant, key.iteration].append(entry)
         for table in tree.tables:
-            if query.keeps_place(table.rank, table.graph, table.when):
+            if query.keeps_place(table.rank, table.graph, table.when, dated=table.dated):
                 self._tables[table.rank, not table.constant, table.iteration].append(table)
 
     def __iter__(self) -> Iterator[Surveyed]:
         for place in sorted({*self._entries, *self._tables}):
-            filed = {_where(entry.key): entry for entry in self._entries.get(place, ())}
+            filed = _by_where(self._entries.get(place, ()))
             tabled = {_where(r.key): r for t in self._tables.get(place, ()) for r in self._rows(t)}
             for where in sorted({*filed, *tabled}):
                 row = tabled.get(where)
@@ -87,11 +87,20 @@ class Survey:
             self.problems.append(str(error))
 
 
+def _by_where(entries: Iterable[Entry]) -> dict[_Where, Entry]:
+    """Return the files of a place; parts of one task have one name, and may have one time."""
+    found: dict[_Where, Entry] = {}
+    for entry in entries:
+        where = _where(entry.key)
+        found[(*where[:-1], entry.relative) if where in found else where] = entry
+    return found
+
+
 def _where(key: TensorKey) -> _Where:
     # Two processes of MindSpore may write to one rank at the same microsecond. Files and tables
     # spell a name differently, in some releases.
     name = statistic_csv.field(sanitised(key.op_name))
-    return key.timestamp_us, key.net_name, key.graph, key.side.value, key.slot, name
+    return key.timestamp_us, key.net_name, key.graph, key.side.value, key.slot, name, ""
 
 
 def _tabled(row: Figures, entry: Entry | None) -> Surveyed:
@@ -124,6 +133,8 @@ def _computed(entry: Entry) -> Surveyed:
         tensor = load(entry)
     except DamagedError as error:
         return _described(entry, Facts("", (), 0), damage=str(error))
+    except UnsupportedError:  # there are no figures of strings
+        return _described(entry, facts(entry))
     figures = statistics(tensor)
     return replace(
         _described(entry, facts_of(entry, tensor)),
@@ -137,13 +148,13 @@ def _computed(entry: Entry) -> Surveyed:
     )
 
 
-def _described(entry: Entry, facts: Facts, *, damage: str = "") -> Surveyed:
+def _described(entry: Entry, known: Facts, *, damage: str = "") -> Surveyed:
     return Surveyed(
         key=entry.key,
         op_type=entry.op_type,
         op_name=entry.op_name,
-        dtype=facts.dtype,
-        shape=facts.shape,
+        dtype=known.dtype,
+        shape=known.shape,
         path=entry.relative,
         computed=True,
         damage=damage,

@@ -1,26 +1,38 @@
-"""A `statistic.csv` to typed rows that know their operators. Reads one table at a time."""
+"""A `statistic.csv`, or the table of one operator, to typed rows that know their operators.
+
+Reads one table at a time. Titles of columns are MindSpore's, whoever wrote the table.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from rankdump.codec import codec_of
 from rankdump.contract.errors import DamagedError
 from rankdump.contract.key import TensorKey
-from rankdump.contract.layout import statistic_csv
+from rankdump.contract.layout import operator_csv, statistic_csv
 from rankdump.contract.manifest import ManifestRecord
 from rankdump.contract.statistics import ITEMS
+from rankdump.reader.elements import element_named
 from rankdump.reader.entry import Entry, Table, Tree
+from rankdump.reader.manifests import Said
 
-_NONFINITE_COUNTS = tuple(
-    ITEMS[item] for item in ("nan count", "negative inf count", "positive inf count")
-)
+_NONFINITE_COUNTS = ("nan count", "negative inf count", "positive inf count")
+LIMIT_BYTES = 4 << 30
+"""Most a packed table may unpack to."""
 _NULL = "null"
 """What releases up to 2.2 write where no finite element is left."""
 
-Recorded = Mapping[tuple[int, int], ManifestRecord]
-"""What the manifests say of a tensor, by rank and time stamp: both are unique together."""
+_TITLES = {title.lower(): title for title in ITEMS.values()} | {
+    "l2norm": ITEMS["l2norm"],
+    "md5 value": ITEMS["md5"],
+}
+"""Columns that CANN and its tools spell otherwise."""
+
+Recorded = Mapping[tuple[int, int, str], Said]
+"""What the manifests say of a tensor, by rank, time stamp and member: unique together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +75,9 @@ class Figures:
 
         The counts tell, and so do both extremes: a NaN makes them NaN.
         """
-        texts = self.values
-        if all(title in texts for title in _NONFINITE_COUNTS):
-            return all(texts[title] == "0" for title in _NONFINITE_COUNTS)
+        counts = [self.number(item) for item in _NONFINITE_COUNTS]
+        if None not in counts:
+            return not any(counts)
         extremes = [self.number(item) for item in ("max", "min")]
         known = [number for number in extremes if number is not None]
         if not all(math.isfinite(number) for number in known):
@@ -76,7 +88,7 @@ class Figures:
 def recorded(tree: Tree) -> Recorded:
     """Return what the manifests of a tree say, for `rows`."""
     return {
-        (manifest.status.rank, record.timestamp_us): record
+        (manifest.status.rank, record.timestamp_us, record.member): (manifest.status, record)
         for manifest in tree.manifests
         for record in manifest.records
     }
@@ -88,35 +100,69 @@ def rows(table: Table, known: Recorded) -> Iterator[Figures]:
     A last line without an end is such a line, after all others: it is torn, or being written.
     """
     try:
-        text = table.path.read_text(encoding="utf-8", errors="surrogateescape")
+        data = codec_of(table.path.name).decode(table.path.read_bytes(), limit_bytes=LIMIT_BYTES)
     except OSError as error:
         raise DamagedError(f"{table.path}: cannot be read: {error.strerror}") from None
+    except DamagedError as error:
+        raise DamagedError(f"{table.path}: {error}") from None
+    text = bytes(data).decode("utf-8", "surrogateescape").replace("\r\n", "\n")
     whole, _, torn = text.rpartition("\n")
-    for row in statistic_csv.parse(whole, file=str(table.path)):
-        yield Figures(
-            key=TensorKey(
-                rank=table.rank,
-                net_name=table.net_name,
-                graph=table.graph,
-                iteration=table.iteration,
-                timestamp_us=row.timestamp_us,
-                op_type=row.op_type,
-                op_name=row.op_name,
-                side=row.side,
-                slot=row.slot,
-                task=row.task,
-                stream=row.stream,
-                constant=table.constant,
-            ),
-            dtype=row.dtype,
-            shape=row.shape,
-            data_bytes=row.data_bytes,
-            values=dict(row.values),
-            relative=table.relative,
-            record=known.get((table.rank, row.timestamp_us)),
-        )
+    for row in _parsed(whole, table):
+        yield _figures(row, table, known)
     if torn:
         raise DamagedError(f"{table.path}: its last line has no end: {torn[:60]!r}")
+
+
+def _parsed(text: str, table: Table) -> Iterable[statistic_csv.Row]:
+    """Return the rows of a table in one form."""
+    operator = table.operator
+    if operator is None:
+        return statistic_csv.parse(text, file=str(table.path))
+    return (
+        statistic_csv.Row(
+            op_type=operator.op_type,
+            op_name=operator.op_name,
+            task=operator.task,
+            stream=operator.stream,
+            timestamp_us=operator.timestamp_us,
+            side=row.side,
+            slot=row.slot,
+            data_bytes=row.data_bytes,
+            dtype=row.data_type,
+            shape=row.shape,
+            values=row.values,
+        )
+        for row in operator_csv.parse(text, file=str(table.path))
+    )
+
+
+def _figures(row: statistic_csv.Row, table: Table, known: Recorded) -> Figures:
+    stamp, member = row.timestamp_us, f"{row.side.value}.{row.slot}"
+    # Where every tensor has a time of its own, nothing else is said.
+    said = known.get((table.rank, stamp, member)) or known.get((table.rank, stamp, ""))
+    iteration = table.iteration if table.dated or said is None else said[0].iteration
+    return Figures(
+        key=TensorKey(
+            rank=table.rank,
+            net_name=table.net_name,
+            graph=table.graph,
+            iteration=iteration,
+            timestamp_us=stamp,
+            op_type=row.op_type,
+            op_name=row.op_name,
+            side=row.side,
+            slot=row.slot,
+            task=row.task,
+            stream=row.stream,
+            constant=table.constant,
+        ),
+        dtype=element_named(row.dtype),
+        shape=row.shape,
+        data_bytes=row.data_bytes,
+        values={_TITLES.get(title.lower(), title): text for title, text in row.values},
+        relative=table.relative,
+        record=said[1] if said is not None else None,
+    )
 
 
 def named(tree: Tree, keeps: Callable[[Entry | Figures], bool]) -> tuple[Entry | Figures, ...]:
@@ -131,5 +177,6 @@ def named(tree: Tree, keeps: Callable[[Entry | Figures], bool]) -> tuple[Entry |
     return tuple(sorted((*entries, *tabled), key=lambda tensor: _in_time(tensor.key)))
 
 
-def _in_time(key: TensorKey) -> tuple[int, bool, int, int]:
-    return key.rank, not key.constant, key.iteration, key.timestamp_us
+def _in_time(key: TensorKey) -> tuple[int, bool, int, int, str, int]:
+    when = key.rank, not key.constant, key.iteration, key.timestamp_us
+    return *when, key.side.value, key.slot

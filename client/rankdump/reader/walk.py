@@ -1,7 +1,8 @@
-"""A tree to its entries: every tensor file with its key and what the manifests say of it.
+"""A root to its entries: every tensor with its key and what the manifests say of it.
 
 Tolerant: what cannot be read is named in `problems`, what is not a tensor is counted, and the
-walk goes on. Reads names and manifests, never a tensor or a table.
+walk goes on. Reads names, manifests, and headers of bin files that no manifest names; never a
+tensor or a table.
 """
 
 from __future__ import annotations
@@ -9,36 +10,43 @@ from __future__ import annotations
 import os
 import re
 import stat
+from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rankdump.contract.errors import DamagedError
-from rankdump.contract.layout import mindspore_sync as layout
 from rankdump.contract.layout import statistic_csv
+from rankdump.contract.layout.file_name import FileKind, FileName
+from rankdump.contract.layout.folders import RANK_FOLDER, ROOT, Folder, Names, inside
 from rankdump.contract.layout.place import MAPPING_FILE
-from rankdump.contract.manifest import Manifest
+from rankdump.contract.layout.reading import file_in
 from rankdump.reader.entry import Entry, Table, Tree
-from rankdump.reader.names import on_disk_names
+from rankdump.reader.files import File, entries_of
+from rankdump.reader.manifests import Manifested, read_manifests
+from rankdump.reader.names import LongNames, long_names
 
-RANK_FOLDER = re.compile(r"rank_(\d+)")
 _ARGUMENTS = re.compile(r"[^.]+\..+\.json")
 """Arguments of an operator: `{op_type}.{scope}.json` (mindspore-dump.md 2.9)."""
-_NO_NETS = (layout.ORDER_FOLDER, layout.GRAPH_FOLDER)
 
 
 @dataclass(slots=True)
 class _Found:
     """What has been gathered so far."""
 
-    entries: list[Entry] = field(default_factory=list[Entry])
-    manifests: list[Manifest] = field(default_factory=list[Manifest])
-    tables: list[Table] = field(default_factory=list[Table])
+    root: Path
+    files: list[File] = field(default_factory=list[File])
+    tables: list[tuple[Folder, str, FileName | None]] = field(
+        default_factory=list[tuple[Folder, str, FileName | None]]
+    )
+    folders: dict[str, Folder] = field(default_factory=dict[str, Folder])
+    """Of ranks and devices, by their paths."""
     foreign: int = 0
     problems: list[str] = field(default_factory=list[str])
 
-    def listing(self, folder: Path) -> list[os.DirEntry[str]]:
+    def listing(self, where: str) -> list[os.DirEntry[str]]:
         """Return what a folder holds, hidden names left out; a problem when it cannot be read."""
+        folder = self.root / where
         try:
             with os.scandir(folder) as listed:
                 return sorted((e for e in listed if e.name[0] != "."), key=lambda e: e.name)
@@ -49,70 +57,127 @@ class _Found:
 
 def walk(root: Path) -> Tree:
     """Return what stands below a root; a root that is no folder is a problem, not an error."""
-    found = _Found()
-    ranks: list[int] = []
-    for item in found.listing(root):
-        number = RANK_FOLDER.fullmatch(item.name)
-        if number and _is_folder(item):
-            ranks.append(int(number[1]))
-            _walk_rank(root, item.name, found)
-    entries = _described(found)
+    found = _Found(root)
+    _enter(found, ROOT, "")
+    ranks = [name for name in found.folders if RANK_FOLDER.fullmatch(name)]
+    manifests = read_manifests(root, ranks, found.problems)
+    known = Manifested(manifests)
+    entries = entries_of(root, found.files, known, found.problems)
+    found.problems.extend(f"{path}: named by a manifest, not there" for path in known.missed)
+    found.problems.extend(_resized(entries, found.files))
+    tables = [table_of(root, *each, known) for each in found.tables]
     return Tree(
         root=root,
-        ranks=tuple(sorted(ranks)),
-        entries=tuple(sorted(entries, key=_place_in_time)),
-        manifests=tuple(found.manifests),
-        tables=tuple(sorted(found.tables, key=_table_place)),
+        ranks=_ranks(found, known),
+        entries=tuple(sorted(entries, key=place_in_time)),
+        manifests=tuple(manifests),
+        tables=tuple(sorted(tables, key=_table_place)),
         foreign=found.foreign,
         problems=tuple(found.problems),
+        by_device=not ranks,
     )
 
 
-def locate(path: Path) -> Entry | None:
-    """Return the entry of one file; None when it does not stand in a tree's folders."""
-    full = path.absolute()
-    if len(full.parts) < 6 or not full.is_file():
-        return None
-    root, relative = full.parents[4], full.relative_to(full.parents[4])
-    names = on_disk_names(full.parent / MAPPING_FILE)
-    key = layout.key_of((relative.parent / names.get(full.name, full.name)).as_posix())
-    if key is None:
-        return None
-    found = _Found([Entry(root, relative.as_posix(), key, full.stat().st_size)])
-    # A constant is in the manifest of whichever iteration it was first seen in.
-    pattern = "*.json" if key.constant else f"iteration_{key.iteration}.*.json"
-    for manifest in _manifest_files(root / relative.parts[0] / layout.MANIFEST_FOLDER, pattern):
-        _read_manifest(manifest, found)
-    return _described(found, whole=False)[0]
-
-
-def _place_in_time(entry: Entry) -> tuple[int, bool, int, int, str]:
+def place_in_time(entry: Entry) -> tuple[int, bool, int, int, str, str, int]:
+    """Return what sorts tensors as the program ran."""
     key = entry.key
-    return key.rank, not key.constant, key.iteration, key.timestamp_us, entry.relative
+    when = key.rank, not key.constant, key.iteration, key.timestamp_us
+    # Of one call, inputs come before outputs; a file of one tensor is named by side and slot.
+    member = (entry.relative, key.side.value, key.slot)
+    return *when, *member
 
 
-def _table_place(table: Table) -> tuple[int, bool, int, str]:
-    return table.rank, not table.constant, table.iteration, table.relative
+def table_of(
+    root: Path, folder: Folder, relative: str, operator: FileName | None, known: Manifested
+) -> Table:
+    """Return the table that stands in a folder: its own, or an operator's."""
+    number = operator.number if operator is not None else None
+    iteration = number if folder.iteration is None else folder.iteration
+    return Table(
+        root=root,
+        relative=relative,
+        rank=known.rank_of(folder),
+        net_name=folder.net_name,
+        graph=folder.graph,
+        iteration=iteration or 0,
+        constant=folder.constant,
+        dated=iteration is not None or folder.constant,
+        operator=operator,
+    )
 
 
-def _walk_rank(root: Path, rank: str, found: _Found) -> None:
-    for manifest in _manifest_files(root / rank / layout.MANIFEST_FOLDER, "*.json"):
-        _read_manifest(manifest, found)
-    for net in found.listing(root / rank):
-        if net.name not in _NO_NETS and _is_folder(net):
-            for graph in _folders(net.path, found):
-                for last in _folders(graph.path, found, other=layout.CONSTANT_FOLDER):
-                    folder = f"{rank}/{net.name}/{graph.name}/{last.name}"
-                    _walk_tensors(root, folder, found)
+def _table_place(table: Table) -> tuple[int, bool, int, int, str]:
+    stamp = table.operator.timestamp_us if table.operator is not None else 0
+    return table.rank, not table.constant, table.iteration, stamp, table.relative
 
 
-def _folders(folder: str, found: _Found, *, other: str = "") -> Iterator[os.DirEntry[str]]:
-    """Yield the folders that are named by a number, and the one other name."""
-    for item in found.listing(Path(folder)):
-        if _is_folder(item) and (item.name.isdecimal() or item.name == other):
-            yield item
-        else:
-            found.foreign += 1
+def _ranks(found: _Found, known: Manifested) -> tuple[int, ...]:
+    """Return those that have a folder: ranks, or devices where there are no ranks."""
+    ranks = {f.rank for f in found.folders.values() if not f.device}
+    return tuple(sorted(ranks or {known.rank_of(f) for f in found.folders.values()}))
+
+
+def _enter(found: _Found, folder: Folder, where: str) -> None:
+    """Take what a folder holds, and what is below it."""
+    listed = found.listing(where)
+    names = _long_names(found, where, listed) if folder.names is not Names.NONE else None
+    for item in listed:
+        path = f"{where}/{item.name}" if where else item.name
+        if _is_folder(item):
+            below = inside(folder, item.name)
+            if below is not None:
+                _note(found, below, path)
+                _enter(found, below, path)
+                continue
+        elif names is not None and _take(found, folder, where, item, names):
+            continue
+        # A root, and what stands right in it, may hold anything.
+        found.foreign += where.count("/") > 0
+
+
+def _note(found: _Found, folder: Folder, path: str) -> None:
+    """Remember the folder of a rank or a device; a number alone is one when a file says so."""
+    device = folder.device and folder.base == path and folder.names is not Names.CAPTURED
+    if device or RANK_FOLDER.fullmatch(path):
+        found.folders[path] = folder
+
+
+def _take(
+    found: _Found, folder: Folder, where: str, item: os.DirEntry[str], names: LongNames
+) -> bool:
+    """Take a file of a folder of tensors; return whether it belongs there."""
+    name = item.name
+    if name == MAPPING_FILE:
+        return True
+    try:
+        facts = item.stat()
+    except OSError:  # gone since it was listed, or a link to nowhere
+        return False
+    if not stat.S_ISREG(facts.st_mode):
+        return False
+    says = file_in(folder, names.full(name))
+    if says is None:
+        table = statistic_csv.TABLE.fullmatch(name) is not None
+        if table:
+            found.tables.append((folder, f"{where}/{name}", None))
+        return table or _ARGUMENTS.fullmatch(name) is not None
+    if folder.names is Names.CAPTURED:
+        found.folders[folder.base] = folder
+    if says.kind is FileKind.TABLE:
+        found.tables.append((folder, f"{where}/{name}", says))
+    elif says.kind is not FileKind.OVERFLOW:
+        found.files.append(File(folder, where, name, says, facts.st_size))
+    return True
+
+
+def _long_names(found: _Found, where: str, listed: list[os.DirEntry[str]]) -> LongNames:
+    if not any(item.name == MAPPING_FILE for item in listed):
+        return LongNames({})
+    try:
+        return long_names(found.root / where / MAPPING_FILE)
+    except DamagedError as error:
+        found.problems.append(str(error))
+        return LongNames({})
 
 
 def _is_folder(item: os.DirEntry[str]) -> bool:
@@ -122,80 +187,15 @@ def _is_folder(item: os.DirEntry[str]) -> bool:
         return False
 
 
-def _walk_tensors(root: Path, folder: str, found: _Found) -> None:
-    try:
-        names = on_disk_names(root / folder / MAPPING_FILE)
-    except DamagedError as error:
-        names = {}
-        found.problems.append(str(error))
-    for item in found.listing(root / folder):
-        if item.name == MAPPING_FILE:
-            continue
-        try:
-            facts = item.stat()
-        except OSError:  # gone since it was listed, or a link to nowhere
-            facts = None
-        if facts is None or not stat.S_ISREG(facts.st_mode):
-            found.foreign += 1
-            continue
-        full_name = names.get(item.name, item.name)
-        _take_file(root, folder, item.name, full_name, facts.st_size, found)
-
-
-def _take_file(
-    root: Path, folder: str, name: str, full_name: str, stored_bytes: int, found: _Found
-) -> None:
-    key = layout.key_of(f"{folder}/{full_name}")
-    if key is not None:
-        found.entries.append(Entry(root, f"{folder}/{name}", key, stored_bytes))
-    elif statistic_csv.TABLE.fullmatch(name):
-        rank, net_name, graph, last = folder.split("/")
-        constant = last == layout.CONSTANT_FOLDER
-        found.tables.append(
-            Table(
-                root=root,
-                relative=f"{folder}/{name}",
-                rank=int(rank.removeprefix("rank_")),
-                net_name=net_name,
-                graph=int(graph),
-                iteration=0 if constant else int(last),
-                constant=constant,
-            )
-        )
-    elif not _ARGUMENTS.fullmatch(name):
-        found.foreign += 1
-
-
-def _manifest_files(folder: Path, pattern: str) -> list[Path]:
-    return sorted(path for path in folder.glob(pattern) if not path.name.startswith("."))
-
-
-def _read_manifest(path: Path, found: _Found) -> None:
-    try:
-        found.manifests.append(Manifest.from_json(path.read_bytes()))
-    except OSError as error:
-        found.problems.append(f"{path}: cannot be read: {error.strerror}")
-    except DamagedError as error:
-        found.problems.append(f"{path}: {error}")
-
-
-def _described(found: _Found, *, whole: bool = True) -> list[Entry]:
-    """Give each entry its record; with `whole`, records without a file become problems."""
-    # A record without a path is a row of statistic.csv: there is no file to miss.
-    records = {record.path: record for m in found.manifests for record in m.records if record.path}
-    described = [
-        replace(entry, record=records.pop(entry.relative, None)) for entry in found.entries
-    ]
-    if whole:
-        found.problems.extend(f"{path}: named by a manifest, not there" for path in records)
-        found.problems.extend(_resized(described))
-    return described
-
-
-def _resized(entries: list[Entry]) -> Iterator[str]:
+def _resized(entries: list[Entry], files: list[File]) -> Iterator[str]:
     """Name the files whose size alone says that they are damaged."""
+    due: defaultdict[str, int] = defaultdict(int)
     for entry in entries:
         # A link to identical bytes takes no room by its manifest.
-        due = entry.record.bytes_stored if entry.record else 0
-        if due not in (0, entry.stored_bytes):
-            yield f"{entry.relative}: {entry.stored_bytes} bytes, its manifest says {due}"
+        due[entry.relative] += entry.record.bytes_stored if entry.record else 0
+    for file in files:
+        if due[file.relative] not in (0, file.stored_bytes):
+            yield (
+                f"{file.relative}: {file.stored_bytes} bytes, "
+                f"its manifest says {due[file.relative]}"
+            )

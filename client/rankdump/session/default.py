@@ -1,11 +1,17 @@
-"""Functions for the session that the environment asks for; one per process."""
+"""Functions for the session that the environment asks for; one per process.
+
+Somebody who configures dumps in another way may put sessions of their own in its place.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from rankdump.session.frameworks import mark
 from rankdump.session.lifetime import Session
 
 _default: Session | None = None
+_instead: Callable[[], Session] | None = None
 
 
 def attach(model: object, session: Session | None = None, *, name: str = "") -> Session:
@@ -46,8 +52,21 @@ def set_dump(target: object, enabled: bool = True) -> None:
     mark(target, enabled)
 
 
+def instead(source: Callable[[], Session] | None) -> None:
+    """Use the session that `source` returns in the place of the environment's; None ends that."""
+    global _instead
+    _instead = source
+
+
+def environment_in_use() -> bool:
+    """Return whether the session that the environment asks for is open."""
+    return _default is not None and _default.active
+
+
 def _session() -> Session:
     global _default
+    if _instead is not None:
+        return _instead()
     if _default is None or _default.closed:
         _default = Session.from_environment()
     return _default

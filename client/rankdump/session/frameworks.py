@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from rankdump.values import IterationHook, Recorder
 
@@ -17,6 +18,30 @@ def hook_of(model: Any, recorder: Recorder, *, graph: int) -> IterationHook | No
     from rankdump.adapters import torch as adapter
 
     return adapter.attach(model, recorder, graph=graph)
+
+
+class Outermost(Protocol):
+    """Tells of the calls of models that are not inside another call."""
+
+    def watch(self, model: Any) -> None:
+        """Watch a model too."""
+        ...
+
+    def remove(self) -> None:
+        """Leave the models as they were."""
+        ...
+
+
+def outermost_of(model: Any, begins: Callable[[int], None]) -> Outermost | None:
+    """Return what watches calls of models like this one; `begins` gets the number of the model.
+
+    None for a model of no known framework.
+    """
+    if not _is_torch_module(model):
+        return None
+    from rankdump.adapters import torch as adapter
+
+    return adapter.Outermost(begins)
 
 
 def mark(target: object, enabled: object) -> None:

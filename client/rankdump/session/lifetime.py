@@ -37,8 +37,7 @@ class Session:
     ends; the last one ends with `close()`, which runs by itself at exit. A configuration's
     `initial_iteration` is added to every number, those given to `step` as well.
 
-    >>> session = Session()
-    >>> session.active
+    >>> Session().active
     False
     """
 
@@ -59,6 +58,8 @@ class Session:
         plan = None if plan is None else plan_now(plan, environ)
         self._pipeline: Pipeline | None = None
         self._hooks: list[IterationHook] = []
+        self.models: list[str] = []
+        """Names of the models so far; the number of one is its place."""
         self._begun = False  # by the script, rather than by default
         self._first = 0 if plan is None else plan.selection.initial_iteration
         self._strict = plan is not None and plan.delivery.strict
@@ -74,8 +75,7 @@ class Session:
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Session:
         """Make the session that RANKDUMP_CONFIG, else MINDSPORE_DUMP_CONFIG, asks for.
 
-        With neither it is off. With a configuration that cannot be used it logs the reason
-        once and is off: the job trains on, undumped.
+        With neither it is off. So it is with one that cannot be used: the reason is logged once.
         """
         environ = os.environ if environ is None else environ
         asked = asked_or_told(environ)
@@ -135,10 +135,7 @@ class Session:
 
     @never_raises
     def constant(self, name: str, array: Any, *, graph: int = 0) -> None:
-        """Dump an array that never changes, once for its graph.
-
-        It waits for the first iteration that is dumped.
-        """
+        """Dump an array that never changes, once for its graph: in the first iteration dumped."""
         if self._pipeline is not None:
             self._calls.constant(name, array, graph)
 
@@ -168,11 +165,12 @@ class Session:
         pipeline = self._pipeline
         if pipeline is None:
             return
-        graph = len(self._hooks)
+        graph = len(self.models)
         hook = hook_of(model, pipeline.recorder, graph=graph)
         if hook is not None:
             self._hooks.append(hook)
-            pipeline.add_model(graph, folder_name(name or type(model).__name__))
+            self.models.append(folder_name(name or type(model).__name__))
+            pipeline.add_model(graph, self.models[-1])
             hook.iteration_begins(pipeline.iteration, pipeline.armed)
 
     @never_raises
@@ -193,7 +191,7 @@ class Session:
 
     def close(self) -> None:
         """End the last iteration, deliver what waits, and leave the job as it was before."""
-        # In a `finally` an error is on its way; which operator it comes from may be asked for.
+        # In a `finally` an error is on its way: which operator it comes from may be asked for.
         self._close(ended=True, raised=sys.exc_info()[1] is not None)
 
     @never_raises
@@ -209,7 +207,7 @@ class Session:
         for hook in self._hooks:
             hook.detach()
         pipeline.close()
-        if not raised:  # an error that is on its way is the script's own, and stays that
+        if not raised:  # an error on its way is the script's own, and stays that
             self._tell_losses(pipeline)
 
     def __enter__(self) -> Session:

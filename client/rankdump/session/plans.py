@@ -10,6 +10,7 @@ from typing import Protocol
 from rankdump.contract.layout.layouts import LAYOUTS
 from rankdump.contract.plan import STARTED, DumpPlan
 
+STARTED_FORM = "%Y%m%d%H%M%S"
 STARTED_VARIABLE = "RANKDUMP_STARTED"
 """Gives all ranks of a job one folder; without it each names its own by when it began."""
 
@@ -22,13 +23,18 @@ class PlanSource(Protocol):
         ...
 
 
-def plan_now(given: DumpPlan | PlanSource, environ: Mapping[str, str]) -> DumpPlan:
-    """Return the plan of a session that begins now: its tree may be named by the time."""
+def plan_now(given: DumpPlan | PlanSource, environ: Mapping[str, str]) -> DumpPlan | None:
+    """Return the plan of a session that begins now: its tree may be named by the time.
+
+    None for a plan that is not enabled.
+    """
     plan = given if isinstance(given, DumpPlan) else given.plan()
+    if not plan.enabled:
+        return None
     layout = LAYOUTS.get(plan.output.layout)
     if layout is None or not layout.timed or plan.output.started:
         return plan
     started = environ.get(STARTED_VARIABLE, "")
     if not STARTED.fullmatch(started):
-        started = time.strftime("%Y%m%d%H%M%S")
+        started = time.strftime(STARTED_FORM)
     return replace(plan, output=replace(plan.output, started=started))

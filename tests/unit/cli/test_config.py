@@ -98,6 +98,69 @@ def test_what_a_plan_keeps(tmp_path, capsys, changes, e2e, own, facts):
     assert said(capsys.readouterr().out).items() >= facts.items()
 
 
+ACL: list[tuple[dict[str, object], dict[str, str]]] = [
+    (
+        {"dump_list": [{"model_name": "A", "layer": ["x", "y"]}, {"model_name": "B"}]},
+        {
+            "dialect": "acl",
+            "net name": "each model has its own",
+            "format": "bin",
+            "of model A": "x, y",
+            "of model B": "all",
+            "sides": "outputs",
+        },
+    ),
+    (
+        {
+            "dump_level": "op",
+            "dump_list": [
+                {
+                    "model_name": "A",
+                    "opname_range": [{"begin": "a", "end": "b"}],
+                    "optype_blacklist": [{"name": "Add"}],
+                    "opname_blacklist": [{"name": "c", "pos": ["input0", "output1"]}],
+                },
+                {"layer": ["x"]},
+            ],
+        },
+        {
+            "of model A": "x, a to b, without type Add, input0 and output1 of c",
+            "of other models": "x",
+        },
+    ),
+    (
+        {"dump_scene": "watcher", "dump_list": [{"layer": ["a", "b"], "watcher_nodes": ["c"]}]},
+        {"operators": "c; their outputs, read again after each of a, b"},
+    ),
+    (
+        {"dump_data": "stats", "dump_op_switch": "on"},
+        {
+            "operators": "all",
+            "statistics": "max, min, avg, count, nan count, negative inf count, "
+            "positive inf count (computed on the host)",
+        },
+    ),
+    ({}, {"enabled": "no: nothing is dumped"}),
+]
+
+
+@pytest.mark.parametrize(("dump", "facts"), ACL)
+def test_a_plan_of_cann_in_words(tmp_path, capsys, dump, facts):
+    """An acl.json is found by its key, and is checked by the same command."""
+    path = tmp_path / "acl.json"
+    path.write_text(json.dumps({"dump": {"dump_path": str(tmp_path), **dump}}))
+    assert answer(["config", "check", str(path)]) == 0
+    assert said(capsys.readouterr().out).items() >= facts.items()
+
+
+def test_a_fault_of_an_acl_file(tmp_path, capsys):
+    """The line ends in the code that CANN reports."""
+    path = tmp_path / "acl.json"
+    path.write_text(json.dumps({"dump": {"dump_path": str(tmp_path), "dump_step": "5-3"}}))
+    assert answer(["config", "check", str(path)]) == 2
+    assert capsys.readouterr().err.endswith("'5-3' (EP0003)\n")
+
+
 def test_warnings_follow(tmp_path, capsys):
     """What is accepted and will surprise stands last, line by line; the code is that of success."""
     path = written(tmp_path, e2e=ABSENT, iteration="5-3", op_debug_mode=0)

@@ -29,6 +29,7 @@ def test_own_section(tmp_path: Path):
     plan = load_own(
         tmp_path,
         {
+            "layout": "mindspore-async",
             "profile": "ms2.0",
             "codec": "none",
             "on_full": "drop",
@@ -42,7 +43,7 @@ def test_own_section(tmp_path: Path):
         },
     )
     assert plan.output == Output(
-        "/tmp/dump", "LeNet", "mindspore-sync", "ms2.0", "none", 0o640, 0o770
+        "/tmp/dump", "LeNet", "mindspore-async", "ms2.0", "none", 0o640, 0o770
     )
     assert plan.delivery == Delivery("drop", 2.0, 4096, "synced", True, False)
     assert load_own(tmp_path, {}) == load_common(tmp_path)
@@ -56,6 +57,7 @@ def test_profiles(tmp_path: Path, profile: str):
 
 
 OWN_REFUSED: list[tuple[str, tuple[Any, ...], str]] = [
+    ("layout", (*NOT_TEXT, "CANN", "rank", ""), '"cann", "cann-step"'),
     ("profile", (*NOT_TEXT, "ms2.2", "MS2.3", ""), '"ms2.3", "ms2.4" or "ms2.0"'),
     ("codec", (*NOT_TEXT, "gzip", ""), '"none" or "zstd"'),
     ("on_full", (*NOT_TEXT, "wait"), '"block", "drop" or "statistic"'),

@@ -65,8 +65,7 @@ def test_long_names_are_found_through_mapping(tree):
     (entry,) = walk(tree.root).entries
     assert entry.key.op_name == name.replace("/", "_")
     np.testing.assert_array_equal(load(entry), ONES)
-    again = locate(path)
-    assert again is not None
+    (again,) = locate(path)
     assert again.key == entry.key
 
 
@@ -127,8 +126,8 @@ def test_locate_outside_a_tree(tree, tmp_path):
     path = tree.tensor(0, 0, "Default/a-A/A-op0", ONES)
     copy = tmp_path / path.name
     shutil.copy(path, copy)
-    assert locate(copy) is None
-    assert locate(tmp_path / "absent.npy") is None
+    assert locate(copy) == ()
+    assert locate(tmp_path / "absent.npy") == ()
 
 
 def test_locate_from_inside(tree, monkeypatch):
@@ -136,8 +135,7 @@ def test_locate_from_inside(tree, monkeypatch):
     path = tree.tensor(1, 4, "Default/a-A/A-op0", ONES)
     tree.complete(1, 4)
     monkeypatch.chdir(path.parent)
-    entry = locate(Path(path.name))
-    assert entry is not None
+    (entry,) = locate(Path(path.name))
     assert (entry.root, entry.key.rank, entry.key.iteration) == (tree.root, 1, 4)
     assert entry.record is not None
 

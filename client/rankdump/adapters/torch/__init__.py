@@ -2,5 +2,6 @@
 
 from rankdump.adapters.torch.attaching import TorchHook, attach
 from rankdump.adapters.torch.marks import set_dump
+from rankdump.adapters.torch.outermost import Outermost
 
-__all__ = ["TorchHook", "attach", "set_dump"]
+__all__ = ["Outermost", "TorchHook", "attach", "set_dump"]

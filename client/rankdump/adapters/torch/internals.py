@@ -147,6 +147,11 @@ def set_compiled_call(module: Module, call: Callable[..., Any]) -> None:
     module._compiled_call_impl = call
 
 
+def pre_hooks_of(module: Module) -> dict[int, Callable[..., Any]]:
+    """Return what stands before every call of a module, by torch's own keys."""
+    return getattr(module, "_forward_pre_hooks", {})
+
+
 def next_node() -> int:
     """Return the number of the next node of the graph that this thread makes."""
     return _graph._get_sequence_nr() if hasattr(_graph, "_get_sequence_nr") else 0

@@ -27,6 +27,7 @@ class Installation:
     def __init__(self, tree: Tree, calls: Calls) -> None:
         self.tree = tree
         self._handles: list[RemovableHandle] = []
+        self._befores: list[_Before] = []
         self._bounded: list[tuple[Module, _Boundary]] = []
         for operator in tree.operators:
             if operator.in_place:
@@ -38,15 +39,19 @@ class Installation:
         """Leave the modules as they were."""
         for handle in self._handles:
             handle.remove()
+        for before in self._befores:
+            before.installed = False
         for module, boundary in self._bounded:
             if compiled_call(module) is boundary:
                 set_compiled_call(module, boundary.inner)
         self._handles.clear()
+        self._befores.clear()
         self._bounded.clear()
 
     def _hook(self, operator: Operator, calls: Calls) -> None:
         module = operator.module
-        before = module.register_forward_pre_hook(_Before(operator, calls), with_kwargs=True)
+        self._befores.append(_Before(operator, calls))
+        before = module.register_forward_pre_hook(self._befores[-1], with_kwargs=True)
         after = module.register_forward_hook(
             _After(operator, calls), with_kwargs=True, always_call=True
         )
@@ -75,9 +80,12 @@ class _OfOperator:
 
 
 class _Before(_OfOperator):
+    installed = True
+
     @uncompiled
-    def __call__(self, module: Module, args: Any, kwargs: Any) -> None:
-        if not traced():
+    def __call__(self, module: Module, args: Any, kwargs: Any = None) -> None:
+        # One that an earlier hook of the same call removed is run all the same, and without kwargs.
+        if self.installed and not traced():
             shielded(self._calls.enter, self._calls.failed, self._operator, args, kwargs)
 
 

@@ -15,7 +15,7 @@ from rankdump.contract.dialect.iterations import idle_segments, parse_iterations
 from rankdump.contract.dialect.kernels import parse_kernels
 from rankdump.contract.dialect.root import parse_root
 from rankdump.contract.dialect.section import Section
-from rankdump.contract.plan import NET_NAME, Iterations, Operators, SavedData
+from rankdump.contract.plan import NET_NAME, FileFormat, Iterations, Operators, SavedData
 
 _MODES = "0 (every operator), 1 (those in kernels) or 2 (those marked with set_dump)"
 _NET_NAMES = "letters, digits, _ and -, at least one"
@@ -51,6 +51,7 @@ class Common:
     devices: tuple[int, ...]
     debug_mode: int
     overflow_limit: int
+    file_format: FileFormat
     saved: SavedData
     initial_iteration: int
 
@@ -79,6 +80,7 @@ def parse_common(section: Section, environ: Mapping[str, str], *, synchronous: b
         devices=devices,
         debug_mode=debug_mode,
         overflow_limit=overflow_limit,
+        file_format=file_format,
         saved=saved,
         initial_iteration=section.count("initial_iteration", "a number from 0", default=0),
     )
@@ -127,16 +129,13 @@ def _debug_mode(section: Section, *, synchronous: bool) -> int:
     return section.uint("op_debug_mode", (0, 1, 2, 3, 4), _ALL_MODES, default=0)
 
 
-def _file_format(section: Section, *, synchronous: bool) -> str:
-    """Return the format that counts; every file is npy all the same."""
+def _file_format(section: Section, *, synchronous: bool) -> FileFormat:
+    """Return the format that counts: synchronous dump knows one."""
     if synchronous:
         if section.values.get("file_format", "npy") != "npy":
             section.note("file_format", "is not read in synchronous dump, which writes npy")
         return "npy"
-    file_format = section.choice("file_format", ("bin", "npy"), default="bin")
-    if "file_format" in section.values and file_format != "npy":
-        section.note("file_format", "is not what is written: this version writes npy")
-    return file_format
+    return cast("FileFormat", section.choice("file_format", ("bin", "npy"), default="bin"))
 
 
 def _overflow_limit(section: Section, debug_mode: int) -> int:
@@ -148,7 +147,7 @@ def _overflow_limit(section: Section, debug_mode: int) -> int:
     return 0
 
 
-def _saved(section: Section, file_format: str) -> SavedData:
+def _saved(section: Section, file_format: FileFormat) -> SavedData:
     saved = section.choice("saved_data", ("tensor", "statistic", "full"), default="tensor")
     if saved != "tensor" and file_format != "npy":
         allowed = '"tensor"; "statistic" and "full" need file_format "npy" in asynchronous dump'

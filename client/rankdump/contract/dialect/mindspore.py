@@ -1,7 +1,7 @@
 """MindSpore's `data_dump.json` as version 2.3 reads it, and newer keys as newer versions do. Pure.
 
-Facts: mindspore-dump.md 1.1-1.10. What MindSpore does in silence, though it surprises, is done
-here with a warning.
+Facts: mindspore-dump.md 1.1-1.11 and 2.13. What MindSpore does in silence, though it surprises,
+is done here with a warning.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rankdump.contract.dialect.rankdump_section import parse_section
 from rankdump.contract.dialect.section import Section
 from rankdump.contract.dialect.statistic import parse_content
 from rankdump.contract.layout.profile import PROFILES
-from rankdump.contract.plan import DumpPlan, Selection
+from rankdump.contract.plan import DumpPlan, Output, Selection
 
 
 def parse(
@@ -25,12 +25,17 @@ def parse(
 ) -> DumpPlan:
     """Return the plan; the first fault in MindSpore's own order is the one reported."""
     note_unknown(body, notes)
+    acl_dump = _is_acl_dump(file, environ)
     e2e = parse_e2e(body, file=file, notes=notes)
     section = Section.of(body, COMMON, file=file, notes=notes)
     common = parse_common(section, environ, synchronous=e2e.enabled)
     common, e2e = settled(common, e2e, notes)
     output, delivery = parse_section(
-        body, file=file, root=common.root, net_name=common.net_name, notes=notes
+        body,
+        file=file,
+        output=Output(common.root, common.net_name, file_format=common.file_format),
+        notes=notes,
+        layout_of=lambda profile: _layout(e2e.enabled, acl_dump, profile),
     )
     content = parse_content(section, common, e2e, PROFILES[output.profile])
     return DumpPlan(
@@ -41,6 +46,21 @@ def parse(
         dialect="mindspore",
         warnings=notes.texts,
     )
+
+
+def _is_acl_dump(file: str, environ: Mapping[str, str]) -> bool:
+    """Return whether MindSpore would hand the file on to CANN (mindspore-dump.md 1.11)."""
+    named = environ.get("MS_ACL_DUMP_CFG_PATH", "")
+    return bool(named) and named in (file, environ.get("MINDSPORE_DUMP_CONFIG", ""))
+
+
+def _layout(enabled: bool, acl_dump: bool, profile: str) -> str:
+    """Return which tree MindSpore writes (mindspore-dump.md 2.13)."""
+    if enabled:
+        return "mindspore-sync"
+    if PROFILES[profile].fixed_table:
+        return "mindspore-async"
+    return "cann-op-step" if acl_dump else "cann"
 
 
 def _selection(common: Common, notes: Notes) -> Selection:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Literal, cast, get_args
 
 from rankdump.contract.dialect.notes import Notes
 from rankdump.contract.dialect.section import Section
+from rankdump.contract.layout.layouts import LAYOUTS
 from rankdump.contract.layout.profile import PROFILES
 from rankdump.contract.plan import Delivery, OnFull, Output
 
@@ -20,6 +22,7 @@ MAX_BLOCK_TIMEOUT_S = 86_400
 MAX_BUFFER_BYTES = 1 << 40
 
 _KEYS = (
+    "layout",
     "profile",
     "codec",
     "on_full",
@@ -36,12 +39,20 @@ _EMPTY: dict[str, object] = {SECTION: {}}
 
 
 def parse_section(
-    body: Mapping[str, object], *, file: str, root: str, net_name: str, notes: Notes
+    body: Mapping[str, object],
+    *,
+    file: str,
+    output: Output,
+    notes: Notes,
+    layout_of: Callable[[str], str] | None = None,
 ) -> tuple[Output, Delivery]:
-    """Return output and delivery; a key that is not there keeps the plan's default."""
+    """Return output and delivery; a key that is not there keeps what is given.
+
+    `layout_of` says which tree goes with a profile where the section names none.
+    """
     section = Section.of(body if SECTION in body else _EMPTY, SECTION, file=file, notes=notes)
     _check_keys(section)
-    return _output(section, Output(root, net_name)), _delivery(section, Delivery())
+    return _output(section, output, layout_of), _delivery(section, Delivery())
 
 
 def _check_keys(section: Section) -> None:
@@ -51,11 +62,13 @@ def _check_keys(section: Section) -> None:
             raise section.refusal(key, f"{', '.join(_KEYS)}; nearest: {nearest}")
 
 
-def _output(section: Section, default: Output) -> Output:
-    return Output(
-        root=default.root,
-        net_name=default.net_name,
-        profile=section.choice("profile", tuple(PROFILES), default=default.profile),
+def _output(section: Section, default: Output, layout_of: Callable[[str], str] | None) -> Output:
+    profile = section.choice("profile", tuple(PROFILES), default=default.profile)
+    layout = layout_of(profile) if layout_of else default.layout
+    return replace(
+        default,
+        layout=section.choice("layout", tuple(LAYOUTS), default=layout),
+        profile=profile,
         codec=section.choice("codec", ("none", "zstd"), default=default.codec),
         file_mode=_mode(section, "file_mode", must=0o400, default=default.file_mode),
         folder_mode=_mode(section, "folder_mode", must=0o700, default=default.folder_mode),

@@ -26,13 +26,18 @@ def parse_root(common: Section, environ: Mapping[str, str]) -> str:
     path = common.text("path", _ALLOWED, "")
     if path and not _PATH.fullmatch(path):
         raise common.refusal("path", _ALLOWED)
-    override = environ.get(OUTPUT_VARIABLE, "")
-    if override and not override.startswith("/"):
-        raise ConfigError(common.file, OUTPUT_VARIABLE, override, "an absolute folder")
-    root = _tidy(override or path or _default(common, environ))
+    root = overridden(environ, common.file) or _tidy(path or _default(common, environ))
     if len(root) > _LONGEST_PATH or any(len(name) > _LONGEST_NAME for name in root.split("/")):
         common.note("path", "is longer than a file system takes: no file can be written", root)
     return root
+
+
+def overridden(environ: Mapping[str, str], file: str) -> str:
+    """Return the root that RANKDUMP_OUTPUT puts in the place of any other; empty without one."""
+    override = environ.get(OUTPUT_VARIABLE, "")
+    if override and not override.startswith("/"):
+        raise ConfigError(file, OUTPUT_VARIABLE, override, "an absolute folder")
+    return _tidy(override) if override else ""
 
 
 def _default(common: Section, environ: Mapping[str, str]) -> str:

@@ -75,9 +75,7 @@ class CannLayout:
         read = replace(cann_name.readable(key), rank=stand.device, constant=False)
         if self.models:
             return replace(read, net_name=folder_name(key.net_name))
-        return replace(
-            read, net_name="", graph=0, iteration=key.iteration if self.steps else 0
-        )
+        return replace(read, net_name="", graph=0, iteration=key.iteration if self.steps else 0)
 
     def _place(self, key: TensorKey, stand: Stand, name: str) -> Place:
         folder = self.folder_of(

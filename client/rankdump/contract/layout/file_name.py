@@ -95,10 +95,8 @@ def parsed(name: str) -> FileName | None:
         return None
     number, task, stream, stamp, part = ids
     first, second = found["first"], found["second"]
-    if (first, second) == _OVERFLOW:
-        kind = FileKind.OVERFLOW
-    elif kind is FileKind.OPERATOR and tensor:
-        kind = FileKind.MEMBER
+    if kind is FileKind.OPERATOR and (tensor or (first, second) == _OVERFLOW):
+        kind = FileKind.MEMBER if tensor else FileKind.OVERFLOW
     op_type, op_name = (second, first) if first.startswith(ACLNN) else (first, second)
     return FileName(
         kind=kind,

@@ -27,6 +27,13 @@ from rankdump.contract.layout.mindspore_sync import (
 )
 
 RANK_FOLDER = re.compile(rf"rank_({NUMBER})")
+FORMS = (
+    "rank_0/ (MindSpore), [STEP/]YYYYmmddHHMMSS/DEVICE/ (CANN), DEVICE/ (its captured streams) "
+    "or extra-info/data-dump/DEVICE/ (its exceptions)"
+)
+"""What a root can hold, in one line."""
+DEEPEST = 6
+"""Folders below a root at most: a step's, time, device, model and its two numbers."""
 _DIGITS = re.compile(NUMBER)
 _TIME = re.compile(r"[0-9]{14}")
 _NET = re.compile(r"[A-Za-z0-9_-]+")

@@ -45,14 +45,25 @@ def file_in(folder: Folder, name: str) -> FileName | None:
     return file
 
 
-def key_in(folder: Folder, file: FileName, side: Side, slot: int) -> TensorKey:
-    """Return the key of a tensor of a file."""
-    iteration = file.number if folder.iteration is None else folder.iteration
+def key_in(
+    folder: Folder,
+    file: FileName,
+    side: Side,
+    slot: int,
+    *,
+    rank: int | None = None,
+    iteration: int | None = None,
+) -> TensorKey:
+    """Return the key of a tensor of a file.
+
+    `rank` is better known than by the folder, `iteration` where neither folder nor name says it.
+    """
+    dated = file.number if folder.iteration is None else folder.iteration
     return TensorKey(
-        rank=folder.rank,
+        rank=folder.rank if rank is None else rank,
         net_name=folder.net_name,
         graph=folder.graph,
-        iteration=iteration or 0,
+        iteration=(iteration if dated is None else dated) or 0,
         timestamp_us=file.timestamp_us,
         op_type=file.op_type,
         op_name=file.op_name,
@@ -67,10 +78,11 @@ def key_in(folder: Folder, file: FileName, side: Side, slot: int) -> TensorKey:
 
 
 def _in_rank(name: str) -> FileName | None:
-    file, other = mindspore_sync.file_of(name), parsed(name)
+    file = mindspore_sync.file_of(name)
     if file is None:
         # MindSpore never left the stream out of a tensor's name.
+        other = parsed(name)
         return None if other is not None and other.kind is FileKind.TENSOR else other
     # Names of asynchronous dumps are CANN's; those of parameters have dots in synchronous ones.
     is_cann = file.tensor_format != _SYNCHRONOUS_FORMAT and "." not in file.op_name
-    return other if is_cann and file.op_type.startswith(ACLNN) else file
+    return parsed(name) if is_cann and file.op_type.startswith(ACLNN) else file

@@ -32,6 +32,9 @@ FIXED = (
     "Data Type",
     "Shape",
 )
+_FORMAT, _FORMAT_AT = "Format", 9
+WITH_FORMAT = (*FIXED[:_FORMAT_AT], _FORMAT, *FIXED[_FORMAT_AT:])
+"""As tools of CANN write them (ascend-formats.md 4.6); the words of sides are capitals there."""
 OLD_ITEMS = tuple(item for item in ITEMS if item not in ("md5", "l2norm"))
 """The ten columns of releases that let nobody choose, in their order."""
 # Some 5 MB, of the 100 that an idle agent may take.
@@ -130,25 +133,26 @@ def parse(text: str, *, file: str) -> list[Row]:
     """
     lines = text.split("\n")
     first = lines[0].split(",")
-    if tuple(first[: len(FIXED)]) != FIXED:
+    fixed = WITH_FORMAT if first[_FORMAT_AT:][:1] == [_FORMAT] else FIXED
+    if tuple(first[: len(fixed)]) != fixed:
         raise DamagedError(f"{file}: not a statistic table: it begins with {lines[0][:60]!r}")
-    titles = [title for title in first[len(FIXED) :] if title]
+    titles = [title for title in first[len(fixed) :] if title]
     rows: list[Row] = []
     for at, line in enumerate(lines[1:], start=2):
         if line and line != lines[0]:
             try:
-                rows.append(_row(line, titles))
+                rows.append(_row(line, titles, len(fixed)))
             except (ValueError, IndexError) as error:
                 raise DamagedError(f"{file}, line {at}: {error}") from None
     return rows
 
 
-def _row(line: str, titles: list[str]) -> Row:
+def _row(line: str, titles: list[str], columns: int) -> Row:
     before, quote, rest = line.partition('"(')
     shape, closed, after = rest.partition(')"')
     fields = before.split(",")
-    if not quote or not closed or len(fields) != len(FIXED):
-        raise ValueError("it has no shape in its tenth column")
+    if not quote or not closed or len(fields) != columns:
+        raise ValueError(f"it has no shape in its column {columns}")
     values = after.split(",")[1:]
     if len(values) < len(titles):
         raise ValueError(f"{len(values)} figures for {len(titles)} columns")
@@ -158,7 +162,7 @@ def _row(line: str, titles: list[str]) -> Row:
         task=int(fields[2]),
         stream=int(fields[3]),
         timestamp_us=int(fields[4]),
-        side=Side(fields[5]),
+        side=Side(fields[5].lower()),
         slot=int(fields[6]),
         data_bytes=int(fields[7]),
         dtype=fields[8],

@@ -1,0 +1,199 @@
+"""The life of a dump that is set up as with CANN, and the number each call returns.
+
+Facts: ascend-formats.md 4.4. The numbers are CANN's, the names of them are rankdump's.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import wraps
+from pathlib import Path
+from typing import Concatenate, ParamSpec, TypeVar
+
+from rankdump.acl.counting import CallSession
+from rankdump.contract import dialect
+from rankdump.contract.dialect.notes import Notes
+from rankdump.contract.errors import ConfigError
+from rankdump.contract.plan import DumpPlan
+from rankdump.identity import DEFAULT_AGENT, Identity, identify
+from rankdump.session import Session, default
+from rankdump.session.plans import STARTED_FORM, STARTED_VARIABLE
+
+logger = logging.getLogger("rankdump")
+
+OK = 0
+NO_PATH = 100_000
+INITIALISED_TWICE = 100_002
+UNREADABLE_FILE = 100_003
+UNPARSABLE = 100_006
+BAD_CONFIGURATION = 100_009
+NOT_INITIALISED = 100_045
+INTERNAL = 500_000
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+@dataclass(slots=True)
+class _Dump:
+    """What one `set_dump` asked for."""
+
+    plan: DumpPlan
+    source: bytes
+    identity: Identity
+    session: Session | None = field(default=None)
+    """Made when the first model is attached."""
+
+
+class _FaultError(Exception):
+    """A call went wrong in a documented way."""
+
+    def __init__(self, code: int, reason: object) -> None:
+        super().__init__(str(reason))
+        self.code = code
+
+
+def _numbered(
+    call: Callable[Concatenate[LifeCycle, _P], None],
+) -> Callable[Concatenate[LifeCycle, _P], int]:
+    """Turn how a call ends into its number, and say once what was wrong."""
+
+    @wraps(call)
+    def numbered(self: LifeCycle, /, *args: _P.args, **kwargs: _P.kwargs) -> int:
+        try:
+            with self.lock:
+                call(self, *args, **kwargs)
+        except _FaultError as error:
+            logger.error("rankdump: %s returns %d: %s", call.__name__, error.code, error)
+            return error.code
+        except Exception:
+            logger.exception("rankdump: %s returns %d", call.__name__, INTERNAL)
+            return INTERNAL
+        return OK
+
+    return numbered
+
+
+class LifeCycle:
+    """What a process has set up; its calls may come from any thread."""
+
+    def __init__(
+        self,
+        environ: Mapping[str, str] | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`environ` is the process's own by default."""
+        self.lock = threading.RLock()
+        self._environ = os.environ if environ is None else environ
+        self._clock = clock
+        self._begun = False
+        self._dumps: list[_Dump] = []
+        self._sessions = 0
+        self._models: list[str] = []
+        self._last_s = 0
+
+    @_numbered
+    def init_dump(self) -> None:
+        """Begin."""
+        if self._begun:
+            raise _FaultError(INITIALISED_TWICE, "init_dump was called already")
+        self._begun = True
+
+    @_numbered
+    def set_dump(self, path: object) -> None:
+        """Use a file for the models that are attached from now on."""
+        if not self._begun:
+            raise _FaultError(NOT_INITIALISED, "init_dump was not called")
+        if not isinstance(path, (str, Path)) or not str(path):
+            raise _FaultError(NO_PATH, f"path {path!r} is not allowed; a file is")
+        dump = self._read(Path(path))
+        if dump.identity.rank == 0:
+            for warning in dump.plan.warnings:
+                logger.warning("rankdump: %s", warning)
+        if self._dumps and self._dumps[-1].session is None:
+            self._dumps.pop()  # nothing was attached to it
+        self._dumps.append(dump)
+        default.instead(self._session)
+
+    @_numbered
+    def finalize_dump(self) -> None:
+        """End everything."""
+        if not self._begun:
+            raise _FaultError(NOT_INITIALISED, "init_dump was not called")
+        self._begun = False
+        default.instead(None)
+        dumps, self._dumps = self._dumps, []
+        # Each is closed whatever the one before ended in.
+        errors = [error for dump in dumps if (error := _closed(dump.session)) is not None]
+        if errors:
+            raise errors[0]
+
+    def _read(self, path: Path) -> _Dump:
+        file, notes = str(path), Notes()
+        source = _coded(UNREADABLE_FILE, lambda: dialect.read(path))
+        body = _coded(UNPARSABLE, lambda: dialect.acl_document(source, file=file, notes=notes))
+        plan = _coded(
+            BAD_CONFIGURATION,
+            lambda: dialect.acl_plan(body, file=file, environ=self._environ, notes=notes),
+        )
+        return _Dump(plan, source, identify(self._environ))
+
+    def _session(self) -> Session:
+        """Return the session of what was set last."""
+        with self.lock:
+            if not self._dumps:
+                return Session()
+            dump = self._dumps[-1]
+            if dump.session is None or (dump.session.closed and dump.plan.enabled):
+                dump.session = self._opened(dump)
+            return dump.session
+
+    def _opened(self, dump: _Dump) -> Session:
+        if not dump.plan.enabled:
+            return Session()
+        number = self._sessions + default.environment_in_use()
+        self._sessions += 1
+        identity = dump.identity
+        if number:
+            # A rank has one session of a job at a time, and orders are told apart by their jobs.
+            identity = replace(identity, job_id=f"{identity.job_id}-{number + 1}")
+        session = CallSession(
+            self._timed(dump.plan),
+            config_source=dump.source,
+            identity=identity,
+            agent=self._environ.get("RANKDUMP_AGENT") or DEFAULT_AGENT,
+            environ=self._environ,
+        )
+        # One model, one number, as long as the process lives: what is said of it stands in files.
+        session.models = self._models
+        return session
+
+    def _timed(self, plan: DumpPlan) -> DumpPlan:
+        """Return the plan with a folder of the time that no other session of this process has."""
+        first = not self._last_s
+        self._last_s = now_s = max(int(self._clock()), self._last_s + 1)
+        if first and self._environ.get(STARTED_VARIABLE):
+            return plan
+        started = time.strftime(STARTED_FORM, time.localtime(now_s))
+        return replace(plan, output=replace(plan.output, started=started))
+
+
+def _coded(code: int, read: Callable[[], _T]) -> _T:
+    try:
+        return read()
+    except ConfigError as error:
+        raise _FaultError(code, error) from None
+
+
+def _closed(session: Session | None) -> Exception | None:
+    try:
+        if session is not None:
+            session.close()
+    except Exception as error:
+        return error
+    return None

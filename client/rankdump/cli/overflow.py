@@ -1,0 +1,147 @@
+"""`rankdump overflow`: which operators overflowed, on which unit, and how."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+
+import click
+
+from rankdump.cli.screen import say, show_table, table_width
+from rankdump.cli.table import Column, numbers, table
+from rankdump.cli.text import counted
+from rankdump.contract.opdebug import Section
+from rankdump.overflow import Hit, Record, Search, search
+
+_COLUMNS = (
+    Column("time stamp"),
+    Column("unit"),
+    *numbers("task", "stream", "status"),
+    Column("operator", flexible=True),
+)
+_NONE = "-"
+
+
+@click.command()
+@click.argument("path", type=click.Path(exists=True, path_type=Path), default=".")
+@click.option(
+    "--write",
+    "target",
+    metavar="DIR",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Write each record there as JSON, as msaccucmp does.",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+def overflow(path: Path, target: Path | None, as_json: bool) -> int:
+    """List the overflows that CANN recorded.
+
+    PATH is an Opdebug file, or a folder that is searched with all below it. Exit code 1 when there
+    is an overflow or a file is damaged.
+    """
+    found = search(path)
+    root = path if path.is_dir() else path.parent
+    written = _write(found, root, target) if target else 0
+    if as_json:
+        click.echo(json.dumps(_as_json(found, path), indent=1))
+    else:
+        _show(found, path)
+        if target:
+            say([f"{counted(written, 'JSON file')} written to {target}"])
+    return int(bool(found.problems) or any(record.hits for record in found.records))
+
+
+def _write(found: Search, root: Path, target: Path) -> int:
+    """Write what is not JSON already, in folders as it was found; return how many files."""
+    binary = [record for record in found.records if not record.from_json]
+    for record in binary:
+        name = f"{record.path.name.removesuffix('.zst')}.output.{record.slot}.json"
+        folder = target / record.path.parent.relative_to(root)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(record.content.to_json())
+        except OSError as error:
+            raise click.ClickException(
+                f"{folder / name}: cannot be written: {error.strerror}"
+            ) from None
+    return len(binary)
+
+
+def _show(found: Search, path: Path) -> None:
+    for at, (folder, records) in enumerate(groupby(found.records, lambda r: r.path.parent)):
+        say([*([""] if at else []), str(folder)])
+        rows = [row for record in records for row in _rows(record)]
+        show_table(table(_COLUMNS, rows, width=table_width()))
+    if found.records:
+        hit = sum(bool(record.hits) for record in found.records)
+        total = counted(len(found.records), "overflow record")
+        say(["", *_meanings(found), f"{path}: {total}, {hit} with an overflow"])
+    elif not found.problems:
+        say([f"{path}: no Opdebug file here"])
+    say(found.problems)
+
+
+def _rows(record: Record) -> Iterator[list[str]]:
+    stamp = _NONE if record.timestamp_us is None else str(record.timestamp_us)
+    if not record.hits:
+        units = [section.unit for section in record.content.sections]
+        yield [stamp, units[0] if len(units) == 1 else "all", _NONE, _NONE, "0x0", "no overflow"]
+    for hit in record.hits:
+        ids = (str(hit.section.field(name)) for name in ("task_id", "stream_id"))
+        yield [stamp, hit.section.unit, *ids, _status(hit.section), _operators(hit)]
+
+
+def _status(section: Section) -> str:
+    """Return the status; of several words up to the last that says something."""
+    last = max(at for at, word in enumerate(section.status) if word)
+    return ",".join(hex(word) for word in section.status[: last + 1])
+
+
+def _meanings(found: Search) -> list[str]:
+    """Say of each status once what its bits are."""
+    sections = [hit.section for record in found.records for hit in record.hits]
+    return list(dict.fromkeys(f"{_status(s)}: {', '.join(s.meaning)}" for s in sections))
+
+
+def _operators(hit: Hit) -> str:
+    return ", ".join(f"{op_type} {op_name}" for op_type, op_name in hit.operators) or _NONE
+
+
+def _as_json(found: Search, path: Path) -> dict[str, object]:
+    return {
+        "path": str(path),
+        "records": [
+            {
+                "path": str(record.path),
+                "slot": record.slot,
+                "timestamp_us": record.timestamp_us,
+                "overflows": [_hit_as_json(hit) for hit in record.hits],
+                "content": json.loads(record.content.to_json()),
+            }
+            for record in found.records
+        ],
+        "problems": found.problems,
+    }
+
+
+def _hit_as_json(hit: Hit) -> dict[str, object]:
+    section = hit.section
+    return {
+        "unit": section.unit,
+        **{name: section.field(name) for name in ("task_id", "stream_id")},
+        "status": section.status,
+        "meaning": section.meaning,
+        "operators": [
+            {
+                "op_type": op_type,
+                "op_name": op_name,
+                "files": [
+                    on_disk
+                    for name, on_disk in hit.files
+                    if (name.op_type, name.op_name) == (op_type, op_name)
+                ],
+            }
+            for op_type, op_name in hit.operators
+        ],
+    }

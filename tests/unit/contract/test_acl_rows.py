@@ -1,0 +1,41 @@
+"""acl.json against ascend-formats.md 4.1 to 4.3: every key, default, exclusion and error."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from suites import rows_of_acl, rows_of_acl_errors
+from suites.acl_configurations import AclRow
+
+from rankdump.contract.dialect import load
+from rankdump.contract.dialect.acl.types import ITEM_KEYS, KEYS
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "acl.json"
+ROWS = [*rows_of_acl_errors.ROWS, *rows_of_acl.ROWS]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=[row.source[:70] for row in ROWS])
+def test_row(tmp_path: Path, row: AclRow):
+    """Accepted with exactly these warnings, or refused by key, value and CANN's code."""
+    row.check(tmp_path)
+
+
+def test_every_key_is_refused_somewhere():
+    refused = {row.refused.rpartition(".")[2].partition("[")[0] for row in rows_of_acl_errors.ROWS}
+    assert {*KEYS, *ITEM_KEYS} <= refused
+
+
+def test_every_error_of_the_reference_has_its_rows():
+    """Law: each row of ascend-formats.md 4.2 that is an error stands in the table."""
+    found = {row.source.partition(":")[0] for row in rows_of_acl_errors.ROWS}
+    assert set(rows_of_acl_errors.VIOLATIONS) <= found
+
+
+def test_the_example():
+    """It says what docs/ascend.md says of it, without a warning."""
+    plan, _ = load(EXAMPLE, {"RANKDUMP_OUTPUT": "/o"})
+    assert plan.warnings == ()
+    assert [name for name, _ in plan.selection.models] == ["Encoder", "Head"]
+    (excluded,) = plan.selection.models[0][1].without_names
+    assert excluded.positions == ("output0",)

@@ -1,0 +1,337 @@
+"""Conversions of formats against loops that ask the index maps for one element at a time."""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankdump.contract.errors import DamagedError, UnsupportedError
+from rankdump.contract.formats import Origin, convert, targets_of
+from rankdump.contract.formats.lettered import DEEP, FLAT
+
+DTYPES = ("int8", "float16", "float32", "float64", "complex128", "bool")
+small = st.integers(1, 5)
+channels = st.integers(1, 70)
+dtypes = st.sampled_from(DTYPES)
+
+
+def ceil(number, divisor):
+    return -(-number // divisor)
+
+
+def offset_nc1hwc0(n, c, h, w, *, shape, c0):
+    _, channels, height, width = shape
+    return (((n * ceil(channels, c0) + c // c0) * height + h) * width + w) * c0 + c % c0
+
+
+def offset_ndc1hwc0(n, c, d, h, w, *, shape, c0):
+    _, channels, depth, height, width = shape
+    outer = (n * depth + d) * ceil(channels, c0) + c // c0
+    return ((outer * height + h) * width + w) * c0 + c % c0
+
+
+def offset_fractal_z(n, c, h, w, *, shape, c0):
+    filters, _, height, width = shape
+    outer = (c // c0 * height + h) * width + w
+    return (outer * ceil(filters, 16) * 16 + n) * c0 + c % c0
+
+
+def offset_fractal_z_3d(n, c, d, h, w, *, shape, c0):
+    filters, channels, _, height, width = shape
+    outer = ((d * ceil(channels, c0) + c // c0) * height + h) * width + w
+    return (outer * ceil(filters, 16) * 16 + n) * c0 + c % c0
+
+
+def offset_fractal_nz(*index, shape, c0):
+    *lead, h, w = index
+    *extents, height, width = shape
+    h1, w1 = ceil(height, 16), ceil(width, c0)
+    matrix = 0
+    for at, extent in zip(lead, extents, strict=True):
+        matrix = matrix * extent + at
+    return matrix * w1 * h1 * 16 * c0 + w // c0 * h1 * 16 * c0 + h * c0 + w % c0
+
+
+def offset_grouped(n, c, h, w, *, shape, c0, groups):
+    filters, cin, height, width = shape
+    cout = filters // groups
+    e = min(math.lcm(math.lcm(cin, c0) // cin, math.lcm(cout, 16) // cout), groups)
+    cin_opt, cout_opt = ceil(e * cin, c0) * c0, ceil(e * cout, 16) * 16
+    k = n // cout
+    dci, dco = k % e * cin + c, k % e * cout + n % cout
+    base = k // e * (cin_opt // c0) * height * width * cout_opt * c0
+    plane = dci // c0 * height * width + h * width + w
+    return base + plane * cout_opt * c0 + dco * c0 + dci % c0
+
+
+SHAPES = {
+    "NC1HWC0": lambda s, c0: (s[0], ceil(s[1], c0), s[2], s[3], c0),
+    "NDC1HWC0": lambda s, c0: (s[0], s[2], ceil(s[1], c0), s[3], s[4], c0),
+    "FRACTAL_Z": lambda s, c0: (ceil(s[1], c0) * s[2] * s[3], ceil(s[0], 16), 16, c0),
+    "FRACTAL_Z_3D": lambda s, c0: (
+        s[2] * ceil(s[1], c0) * s[3] * s[4],
+        ceil(s[0], 16),
+        16,
+        c0,
+    ),
+    "FRACTAL_NZ": lambda s, c0: (*s[:-2], ceil(s[-1], c0), ceil(s[-2], 16), 16, c0),
+}
+OFFSETS = {
+    "NC1HWC0": offset_nc1hwc0,
+    "NDC1HWC0": offset_ndc1hwc0,
+    "FRACTAL_Z": offset_fractal_z,
+    "FRACTAL_Z_3D": offset_fractal_z_3d,
+    "FRACTAL_NZ": offset_fractal_nz,
+}
+
+
+def values(shape, dtype):
+    """Elements that differ as far as the type can tell."""
+    flat = np.arange(1, math.prod(shape) + 1)
+    return (flat % 2 == 0 if dtype == "bool" else flat % 251 - 100).astype(dtype).reshape(shape)
+
+
+def laid_out(tensor, name, c0, **more):
+    """A tensor in NCHW, NCDHW or ND on the device, element by element; padding is zero."""
+    shape = more.pop("device", None) or SHAPES[name](tensor.shape, c0)
+    offset = more.pop("offset", None) or OFFSETS[name]
+    flat = np.zeros(math.prod(shape), tensor.dtype)
+    for index in product(*map(range, tensor.shape)):
+        flat[offset(*index, shape=tensor.shape, c0=c0, **more)] = tensor[index]
+    return flat.reshape(shape)
+
+
+def in_order(tensor, wanted):
+    """A tensor of NCHW or NCDHW in another order, element by element."""
+    letters = "NCDHW" if len(wanted) == 5 else "NCHW"
+    extents = dict(zip(letters, tensor.shape, strict=True))
+    made = np.empty([extents[letter] for letter in wanted], tensor.dtype)
+    for index in product(*map(range, tensor.shape)):
+        at = dict(zip(letters, index, strict=True))
+        made[tuple(at[letter] for letter in wanted)] = tensor[index]
+    return made
+
+
+def same(found, expected):
+    assert found.shape == expected.shape
+    assert found.dtype == expected.dtype
+    assert found.flags.c_contiguous
+    assert np.array_equal(found, expected)
+
+
+@pytest.mark.parametrize("wanted", FLAT)
+@pytest.mark.parametrize("name", ["NC1HWC0", "FRACTAL_Z"])
+@given(small, channels, small, small, st.sampled_from((8, 16, 32)), dtypes)
+def test_flat(name, wanted, n, c, h, w, c0, dtype):
+    """Every order of people from every format of four axes, cropped to the original shape."""
+    tensor = values((n, c, h, w), dtype)
+    expected = in_order(tensor, wanted)
+    device = laid_out(tensor, name, c0)
+    found = convert(device, name, wanted, Origin(expected.shape))
+    same(found.array, expected)
+    assert not found.whole
+    back = convert(expected, wanted, name, Origin(c0=c0))
+    same(back.array, device)
+
+
+@pytest.mark.parametrize("wanted", DEEP)
+@pytest.mark.parametrize("name", ["NDC1HWC0", "FRACTAL_Z_3D"])
+@given(small, st.integers(1, 35), small, small, small, st.sampled_from((16, 32)), dtypes)
+def test_deep(name, wanted, n, c, d, h, w, c0, dtype):
+    """The same with a depth."""
+    tensor = values((n, c, d, h, w), dtype)
+    expected = in_order(tensor, wanted)
+    device = laid_out(tensor, name, c0)
+    same(convert(device, name, wanted, Origin(expected.shape)).array, expected)
+    same(convert(expected, wanted, name, Origin(c0=c0)).array, device)
+
+
+@given(small, st.integers(1, 35), small, small, small)
+def test_ndc1hwc0_to_nd_is_ncdhw(n, c, d, h, w):
+    tensor = values((n, c, d, h, w), "float16")
+    device = laid_out(tensor, "NDC1HWC0", 16)
+    same(convert(device, "NDC1HWC0", "ND", Origin(tensor.shape)).array, tensor)
+
+
+@pytest.mark.parametrize("wanted", ["NCHW", "NHWC", "ND"])
+@given(
+    st.lists(st.integers(1, 3), max_size=2),
+    st.integers(1, 40),
+    st.integers(1, 70),
+    st.sampled_from((8, 16, 32)),
+    dtypes,
+)
+def test_fractal_nz(wanted, lead, h, w, c0, dtype):
+    """Matrices, with any number of extents before them."""
+    tensor = values((*lead, h, w), dtype)
+    device = laid_out(tensor, "FRACTAL_NZ", c0)
+    same(convert(device, "FRACTAL_NZ", wanted, Origin(tensor.shape)).array, tensor)
+    same(convert(tensor, "ND", "FRACTAL_NZ", Origin(c0=c0)).array, device)
+
+
+@given(st.integers(1, 100), st.sampled_from((16, 32)))
+def test_fractal_nz_of_a_vector(length, c0):
+    """It stands in the first row of its blocks."""
+    vector = values((length,), "float16")
+    device = np.zeros((ceil(length, c0), 1, 16, c0), "float16")
+    for at in range(length):
+        device[at // c0, 0, 0, at % c0] = vector[at]
+    same(convert(device, "FRACTAL_NZ", "ND", Origin((length,))).array, vector)
+    same(convert(vector, "ND", "FRACTAL_NZ", Origin(c0=c0)).array, device)
+
+
+@pytest.mark.parametrize("wanted", ["NCHW", "HWCN"])
+@given(
+    st.integers(2, 9),
+    st.integers(1, 20),
+    st.integers(1, 20),
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.sampled_from((16, 32)),
+)
+def test_grouped_fractal_z(wanted, groups, cin, cout, h, w, c0):
+    """Groups share blocks, each on its own diagonal; everywhere else is zero."""
+    tensor = values((groups * cout, cin, h, w), "float32")
+    e = min(math.lcm(math.lcm(cin, c0) // cin, math.lcm(cout, 16) // cout), groups)
+    outer = ceil(groups, e) * ceil(e * cin, c0) * h * w
+    device = laid_out(
+        tensor,
+        "FRACTAL_Z",
+        c0,
+        groups=groups,
+        offset=offset_grouped,
+        device=(outer, ceil(e * cout, 16), 16, c0),
+    )
+    expected = in_order(tensor, wanted)
+    origin = Origin(expected.shape, groups)
+    same(convert(device, "FRACTAL_Z", wanted, origin).array, expected)
+    same(convert(expected, wanted, "FRACTAL_Z", Origin((), groups, c0)).array, device)
+
+
+@pytest.mark.parametrize("orders", [FLAT, DEEP])
+@given(st.data())
+def test_plain_orders(orders, data):
+    """Every order into every other, and back."""
+    extents = data.draw(st.lists(st.integers(0, 4), min_size=len(orders[0]), max_size=5))
+    tensor = values(extents[: len(orders[0])], data.draw(dtypes))
+    for source, target in product(orders, orders):
+        found = convert(in_order(tensor, source), source, target).array
+        same(found, in_order(tensor, target))
+
+
+@given(st.binary(max_size=6), st.integers(1, 3), st.integers(1, 33), st.integers(1, 9))
+def test_bytes_that_do_not_begin_at_an_element(gap, n, c, w):
+    """A payload stands behind a header of any length."""
+    tensor = values((n, c, 2, w), "float32")
+    device = laid_out(tensor, "NC1HWC0", 16)
+    data = bytearray(gap + device.tobytes())
+    view = np.frombuffer(memoryview(data)[len(gap) :], "<f4").reshape(device.shape)
+    same(convert(view, "NC1HWC0", "NCHW", Origin(tensor.shape)).array, tensor)
+    wanted = tensor.transpose(0, 2, 3, 1)
+    same(convert(view, "NC1HWC0", "NHWC", Origin(wanted.shape)).array, wanted.copy())
+
+
+def test_every_bit_survives():
+    """Elements are moved and never computed with: a NaN keeps its payload."""
+    bits = np.arange(2 * 2 * 3 * 5 * 16, dtype="<u2") * 7919
+    found = convert(bits.view("<f2").reshape(2, 2, 3, 5, 16), "NC1HWC0", "NCHW").array
+    expected = bits.reshape(2, 2, 3, 5, 16).transpose(0, 1, 4, 2, 3).reshape(2, 32, 3, 5)
+    assert np.array_equal(found.view("<u2"), expected)
+
+
+DEVICE = np.zeros((2, 2, 3, 5, 16), np.float16)
+
+
+@pytest.mark.parametrize(
+    ("target", "original", "shape", "whole"),
+    [
+        ("NCHW", (2, 20, 3, 5), (2, 20, 3, 5), False),
+        ("NCHW", (), (2, 32, 3, 5), False),  # nothing says where the padding is
+        ("NHWC", (2, 3, 5, 20), (2, 3, 5, 20), False),
+        ("NHWC", (2, 20, 3, 5), (2, 3, 5, 32), True),  # as it is, not brought into the order
+        ("NHWC", (2, 32, 3, 5), (2, 3, 5, 32), False),  # nothing is padded
+        ("NCHW", (2, 20), (2, 20, 1, 1), False),  # ones behind it
+        ("NCHW", (2, 20, 3, 6), (2, 32, 3, 5), True),
+        ("NCHW", (2, 20, 3, 5, 1), (2, 32, 3, 5), True),
+        ("NCHW", (2, 0, 3, 5), (2, 32, 3, 5), True),
+    ],
+)
+def test_cropping(target, original, shape, whole):
+    found = convert(DEVICE, "NC1HWC0", target, Origin(original))
+    assert (found.array.shape, found.whole) == (shape, whole)
+
+
+@pytest.mark.parametrize(
+    ("source", "shape", "target", "original", "said"),
+    [
+        ("NC1HWC0", (2, 3, 5, 16), "NCHW", (), "5 extents"),
+        ("NC1HWC0", (2, 1, 3, 5, 0), "NCHW", (), "blocks of 0"),
+        ("NDC1HWC0", (2, 1, 3, 5, 16), "NCDHW", (), "6 extents"),
+        ("FRACTAL_Z", (9, 2, 16, 16), "NCHW", (), "cannot be read without it"),
+        ("FRACTAL_Z", (9, 2, 16, 16), "NCHW", (20, 16, 3, 0), "above 0"),
+        ("FRACTAL_Z", (9, 2, 16, 16), "NCHW", (20, 17, 3, 3), "cannot hold"),
+        ("FRACTAL_Z", (9, 2, 16, 16), "NCHW", (33, 16, 3, 3), "cannot hold"),
+        ("FRACTAL_Z", (9, 2, 16, 16), "HWCN", (20, 16, 3, 3), "cannot hold"),
+        ("FRACTAL_Z", (9, 2, 16, 16), "NCHW", (1 << 62, 1 << 62, 3, 3), "cannot hold"),
+        ("FRACTAL_NZ", (2, 16, 16), "ND", (), "4 extents or more"),
+        ("FRACTAL_NZ", (4, 2, 0, 16), "ND", (), "no rows"),
+        ("FRACTAL_NZ", (3, 4, 2, 16, 16), "ND", (2, 30, 50), r"holds \(3,17-32,49-64\)"),
+        ("FRACTAL_NZ", (3, 4, 2, 16, 16), "ND", (3, 30, 48), r"holds \(3,17-32,49-64\)"),
+        ("FRACTAL_NZ", (3, 4, 2, 16, 16), "ND", (30, 50), "cannot hold"),
+        ("FRACTAL_NZ", (4, 2, 16, 16), "ND", (50,), "cannot hold"),
+        ("NCHW", (2, 3, 4), "NHWC", (), "4 extents"),
+    ],
+)
+def test_shapes_that_contradict_the_format(source, shape, target, original, said):
+    with pytest.raises(DamagedError, match=said):
+        convert(np.zeros(shape, np.float16), source, target, Origin(original))
+
+
+def test_groups_that_contradict_the_shape():
+    device = np.zeros((9, 2, 16, 16), np.float16)
+    with pytest.raises(DamagedError, match="3 groups"):
+        convert(device, "FRACTAL_Z", "NCHW", Origin((20, 16, 3, 3), 3))
+    with pytest.raises(DamagedError, match="that takes"):
+        convert(device, "FRACTAL_Z", "NCHW", Origin((20, 16, 3, 3), 2))
+
+
+def test_a_format_word_that_contradicts_the_shape():
+    with pytest.raises(DamagedError, match="blocks of 16, its format word says 8"):
+        convert(DEVICE, "NC1HWC0", "NCHW", Origin(c0=8))
+
+
+def test_what_is_not_converted():
+    """The message names what the source can become."""
+    with pytest.raises(UnsupportedError, match=r"to HWCN, but to NCDHW, NDHWC, DHWCN, ND$"):
+        convert(DEVICE, "NDC1HWC0", "HWCN")
+    with pytest.raises(UnsupportedError, match="but to nothing"):
+        convert(DEVICE, "FRACTAL_ZZ", "ND")
+
+
+def test_what_msaccucmp_converts_is_converted():
+    theirs = {
+        "FRACTAL_NZ": {"NCHW", "NHWC", "ND"},
+        "FRACTAL_Z": {"HWCN", "NCHW"},
+        "HWCN": {"FRACTAL_Z", "NCHW", "NHWC"},
+        "NCHW": {"FRACTAL_Z", "NHWC"},
+        "NHWC": {"FRACTAL_Z", "NCHW", "HWCN"},
+        "NC1HWC0": {"NCHW", "NHWC", "HWCN"},
+        "NDC1HWC0": {"NCDHW", "ND"},
+    }
+    for source, targets in theirs.items():
+        assert targets <= set(targets_of(source))
+
+
+def test_the_same_format_is_only_a_copy():
+    array = np.arange(6).reshape(2, 3).T
+    same(convert(array, "FRACTAL_Z_WINO", "FRACTAL_Z_WINO").array, array.copy())
+
+
+def test_one_byte_elements_have_blocks_of_32():
+    assert convert(np.zeros((1, 5, 2, 2), np.int8), "NCHW", "NC1HWC0").array.shape[-1] == 32
+    assert convert(np.zeros((1, 5, 2, 2), np.float32), "NCHW", "NC1HWC0").array.shape[-1] == 16
