@@ -62,5 +62,5 @@ class Tables:
         there = self._tree.lines(table.folder, table.name)
         if not there or there[0] == self._header:
             return table.name, there
-        name = statistic_csv.beside(table.name, self._header)
+        name = statistic_csv.beside(self._header, table.name)
         return name, self._tree.lines(table.folder, name)

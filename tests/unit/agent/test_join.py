@@ -11,14 +11,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from rankdump import dumpdata
 from rankdump.codec import codec_named
 from rankdump.contract.dump_types import DATA_TYPES, FORMAT_NUMBERS
+from rankdump.contract.dumpdata import OpInput, OpOutput
 from rankdump.contract.key import Side
 from rankdump.contract.layout.layouts import LAYOUTS
 from rankdump.contract.layout.place import Stand
 from rankdumpd.agent import files as plain_files
+from rankdumpd.agent.binhead import bin_head
 from rankdumpd.agent.encode import encode_bin, examine
 from rankdumpd.agent.files import write_all
 from rankdumpd.agent.join import Joiner
@@ -96,7 +100,8 @@ def read(path: Path) -> dict[tuple[Side, int], np.ndarray]:
     tensors: dict[tuple[Side, int], np.ndarray] = {}
     for payload in found.payloads:
         part = payload.part
-        if not getattr(part, "shape", None):
+        assert isinstance(part, OpInput | OpOutput)
+        if part.shape is None:
             assert part == type(part)()
             continue
         assert part.original_shape == part.shape
@@ -112,6 +117,26 @@ def same(found, expected) -> bool:
         found[place].dtype == array.dtype and np.array_equal(found[place], array)
         for place, array in expected.items()
     )
+
+
+@given(
+    places=st.sets(st.tuples(st.sampled_from(Side), st.integers(0, 300)), min_size=1, max_size=4),
+    timestamp_us=st.integers(0, (1 << 63) - 1),
+)
+@example(places={(Side.INPUT, 299)}, timestamp_us=0)
+def test_header_is_what_a_writer_of_whole_headers_gives(places, timestamp_us):
+    """Byte for byte, though what stays the same is remembered."""
+    tensors = [BinTensor(side, slot, "float32", (2,), 8) for side, slot in sorted(places)]
+    head = bin_head("Default/a", timestamp_us, tensors, CANN)
+    header = dumpdata.parse(memoryview(head + bytes(8 * len(tensors)))).header
+    assert (header.dump_time, header.op_name) == (timestamp_us, "Default/a")
+    assert dumpdata.head(header) == head
+    sizes = {
+        (side, slot): part.size
+        for side, parts in ((Side.INPUT, header.input), (Side.OUTPUT, header.output))
+        for slot, part in enumerate(parts)
+    }
+    assert {place for place, size in sizes.items() if size} == places
 
 
 @pytest.mark.parametrize("codec", ["none", "zstd"])
@@ -170,7 +195,7 @@ def test_an_only_tensor_is_not_copied(tmp_path, members_of):
         assert path == tmp_path / members[0].whole.path
         assert path.stat().st_ino == inode
         assert path.stat().st_size == joined.bytes_stored
-    assert same(read(path), {(Side.OUTPUT, 1): NOISE})
+        assert same(read(path), {(Side.OUTPUT, 1): NOISE})
 
 
 def test_an_element_type_without_a_number(tmp_path, make_head):

@@ -94,7 +94,7 @@ def test_table_with_other_columns_gets_one_beside_it(tmp_path):
     """A second job's other figures are neither lost nor put under foreign titles."""
     tables(tmp_path, "Op Type,L2Norm Value").add(ROWS[:1])
     other = row("rank_0/Net/0/1", "mine")
-    name = statistic_csv.beside("statistic.csv", HEADER)
+    name = statistic_csv.beside(HEADER)
     told = tables(tmp_path).add([ROWS[1], other])
     assert told == [
         f"statistic.csv of another job has other columns: rows stand in {name} beside it"

@@ -16,7 +16,7 @@ from rankdump.contract.errors import DamagedError
 from rankdump.contract.exchange import RecordHead
 from rankdump.contract.figure_rows import TensorKind
 from rankdump.contract.key import Side, sanitised
-from rankdump.contract.layout.mindspore_sync import spelt
+from rankdump.contract.layout.mindspore_sync import STATISTIC_FILE, spelt
 from rankdump.contract.layout.profile import Profile
 from rankdump.contract.statistics import ITEMS
 
@@ -69,7 +69,7 @@ def items_of(items: tuple[str, ...], profile: Profile) -> tuple[str, ...]:
     return OLD_ITEMS if profile.fixed_table else items
 
 
-def beside(name: str, header: str) -> str:
+def beside(header: str, name: str = STATISTIC_FILE) -> str:
     """Return the name of a table with these columns, where another job's stands under the usual."""
     digest = hashlib.blake2b(header.encode(), digest_size=4).hexdigest()
     return f"{name.removesuffix('.csv')}.{digest}.csv"

@@ -120,7 +120,7 @@ class Effects:
 
     def _end_iteration(self, session: Session, declared: Declared, end: IterationEnd) -> None:
         ticket = declared.ticket
-        joined = self._join(session, end.iteration)
+        joined = self._join(session, ticket, end.iteration)
         status = session.end_iteration(end)
         try:
             # A manifest says that everything is there: without its rows it has to wait as they do.
@@ -136,10 +136,10 @@ class Effects:
         except sqlite3.Error as error:
             self._failed(session, f"iteration {end.iteration}: not reported", error)
 
-    def _join(self, session: Session, iteration: int) -> bool:
+    def _join(self, session: Session, ticket: Ticket, iteration: int) -> bool:
         """Return whether everything that can be joined is."""
         try:
-            join_operators(self._ledger, session, iteration)
+            join_operators(self._ledger, session, iteration, ticket)
         except sqlite3.Error as error:
             self._failed(session, f"iteration {iteration}: operators not joined", error)
             return False

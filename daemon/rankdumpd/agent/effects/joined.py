@@ -10,6 +10,7 @@ from rankdumpd.agent.join import Joiner
 from rankdumpd.agent.ledger import Ledger
 from rankdumpd.agent.members import Joined, Member
 from rankdumpd.agent.sessions import Session
+from rankdumpd.agent.values import Ticket
 
 OPERATORS_AT_ONCE = 256
 BYTES_AT_ONCE = 64 << 20
@@ -18,25 +19,26 @@ BYTES_AT_ONCE = 64 << 20
 _log = logging.getLogger(__name__)
 
 
-def join_operators(ledger: Ledger, session: Session, iteration: int) -> None:
-    """Join the tensors of each operator; sqlite3.Error leaves it to another time.
+def join_operators(ledger: Ledger, session: Session, iteration: int, end: Ticket) -> None:
+    """Join each operator of an iteration with that end; sqlite3.Error leaves it to another time.
 
     Where the disk refuses, tensors stay in files of their own. So do those that came when their
     operator had been joined already.
     """
-    joiner, session_id = session.outlet.joiner, session.request.session_id
+    joiner, session_id = session.outlet.joiner, end.session_id
     if joiner is None:
         return
-    for operators in _some_at_a_time(_operators(ledger.members(session_id, iteration))):
+    found = ledger.members(session_id, iteration, before=end.sequence)
+    for operators in _some_at_a_time(_operators(found)):
         shares: list[Joined] = []
         done: list[Member] = []
         for members in operators:
             # Done before: what a crash left of it is removed.
             done += [member for member in members if member.joined]
             if not any(member.joined for member in members):
-                found = _joined(joiner, session, members)
-                shares += found
-                done += members if found else []
+                parts = _joined(joiner, session, members)
+                shares += parts
+                done += members if parts else []
         if shares:
             ledger.joined(session_id, shares, synced=session.outlet.synced)
             session.stored_anew(iteration, _bytes_more(operators, shares))

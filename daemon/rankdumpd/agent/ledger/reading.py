@@ -127,13 +127,17 @@ class LedgerReader:
         found = [*map(rows.kept_record, json.loads(records)), *map(rows.kept_frame, frames)]
         return sorted(found, key=lambda each: each.sequence)
 
-    def members(self, session_id: str, iteration: int) -> list[Member]:
-        """Return the tensors of an iteration that have a `bin` file of their own, or had one."""
+    def members(self, session_id: str, iteration: int, *, before: int) -> list[Member]:
+        """Return the tensors of an iteration that have a `bin` file of their own, or had one.
+
+        Only those with a number before that one: of others not all are here yet.
+        """
         ((found,),) = self._select(
             f"SELECT json_group_array(json_array({rows.MEMBER_COLUMNS})) FROM records"
-            " WHERE session_id = ? AND iteration = ? AND whole <> ''",
+            " WHERE session_id = ? AND iteration = ? AND whole <> '' AND sequence < ?",
             session_id,
             iteration,
+            before,
         )
         return [*map(rows.member, json.loads(found))]
 
