@@ -8,7 +8,7 @@ from suites.rows_of_acl_errors import LIST, LONG, RANGE
 
 from rankdump.contract.plan import Content, Excluded, Iterations, Operators, Watched
 
-EVERY, NONE = Operators(), Operators(everything=False, spelt=True)
+EVERY, NONE = Operators(spelt=True), Operators(everything=False, spelt=True)
 OP = {"dump_level": "op"}
 DEFAULT = ("max", "min", "avg", "count", "nan count", "negative inf count", "positive inf count")
 OFF = {"enabled": False, "dialect": "acl"}
@@ -295,7 +295,7 @@ SCENES = [
         OVERFLOW,
         gives={
             "selection.trigger": "overflow",
-            "selection.operators": EVERY,
+            "selection.operators": Operators(),
             "selection.models": (),
             "selection.inputs": True,
             "selection.outputs": True,

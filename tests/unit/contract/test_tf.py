@@ -111,7 +111,7 @@ def test_refused(row: Refused):
     assert str(error).isprintable()
 
 
-EVERY = Operators(spelt=True)
+EVERY = Operators()
 ACCEPTED: list[tuple[dict[str, Any], dict[str, object]]] = [
     (
         {},

@@ -26,6 +26,7 @@ from rankdump.contract.plan import UNNAMED, Excluded, Operators, Watched
 
 MAX_EXCLUDED = 100
 _POSITION = re.compile(r"(?:input|output)[0-9]+")
+_EVERYTHING = Operators(spelt=True)
 _NOTHING = Operators(everything=False, spelt=True)
 
 
@@ -48,9 +49,9 @@ def parse_list(dump: Section, words: Words) -> Listed:
     for item in items:
         _check(item, words)
     if words.watches:
-        return Listed(operators=Operators(), watched=_watched(items))
+        return Listed(operators=_EVERYTHING, watched=_watched(items))
     if not items:
-        return Listed(operators=Operators() if words.operators else _NOTHING)
+        return Listed(operators=_EVERYTHING if words.operators else _NOTHING)
     return _selected(items, operators=words.operators)
 
 
@@ -127,7 +128,7 @@ def _selected(items: Iterable[Section], *, operators: bool) -> Listed:
         models = {name: _joined(own, every) for name, own in models.items()}
     if operators:
         # Arrays that belong to no model are what comes closest to single operators.
-        models.setdefault(UNNAMED, Operators())
+        models.setdefault(UNNAMED, _EVERYTHING)
     return Listed(every or _NOTHING, tuple(models.items()))
 
 
