@@ -111,7 +111,7 @@ def test_refused(row: Refused):
     assert str(error).isprintable()
 
 
-EVERY = Operators()
+EVERY = Operators(spelt=True)
 ACCEPTED: list[tuple[dict[str, Any], dict[str, object]]] = [
     (
         {},
@@ -154,7 +154,7 @@ ACCEPTED: list[tuple[dict[str, Any], dict[str, object]]] = [
             "selection.trigger": "overflow",
             "selection.inputs": True,
             "selection.outputs": True,
-            "selection.operators": EVERY,
+            "selection.operators": Operators(),
             "content": Content(),
             "output.layout": "cann",
         },
