@@ -11,6 +11,7 @@ import click
 from rankdump.cli.config import config
 from rankdump.cli.find_source import find_source
 from rankdump.cli.hints import hints
+from rankdump.cli.ingest import ingest
 from rankdump.cli.ls import ls
 from rankdump.cli.order import order
 from rankdump.cli.run import run
@@ -33,7 +34,7 @@ def rankdump(context: click.Context) -> int:
     return BAD_USAGE
 
 
-for command in (run, status, ls, show, stats, find_source, order, hints, config):
+for command in (run, status, ls, show, stats, find_source, order, hints, config, ingest):
     rankdump.add_command(command)
 
 

@@ -54,7 +54,7 @@ def _npy(data: memoryview) -> Content:
     header = npy.parse_header(start)
     try:
         expected = header.data_bytes
-        dtype = "bfloat16" if renamed else np.dtype(header.descr).name
+        dtype = "bfloat16" if renamed else str(np.dtype(header.descr))
     except TypeError as error:  # a type string that looks right and is none, such as `<f3`
         raise DamagedError(f"npy header: {error}") from None
     elements = data[header.data_offset :]
@@ -98,7 +98,7 @@ def _members(found: BinFile) -> Iterator[Member]:
             known = DATA_TYPES.get(number)
             yield Member(
                 name=f"{payload.kind}.{payload.index}",
-                        op_name=found.header.op_name,
+                op_name=found.header.op_name,
                 dtype=(known.element or known.name) if known else str(number),
                 shape=tuple(shape.dim) if shape else (),
                 bytes_in=part.size,

@@ -5,23 +5,20 @@ One thread decides, commits and removes; others read and pack, as many bytes at 
 
 from __future__ import annotations
 
-import logging
-import os
-import queue
+import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
-from pathlib import Path
 
 from rankdump.codec import codec_named
-from rankdump.contract.errors import ConfigError
 from rankdump.contract.plan import Output
 from rankdumpd.agent.tree import Tree
+from rankdumpd.ingest.clearing import Clearing
 from rankdumpd.ingest.index import Index, place_of
 from rankdumpd.ingest.left import LeftBehind
-from rankdumpd.ingest.settled import leased
-from rankdumpd.ingest.source import Folder, Found, Source
+from rankdumpd.ingest.pool import Job, Pool, Result
+from rankdumpd.ingest.settled import Waiting
+from rankdumpd.ingest.source import Folder, Found, Source, check_apart
 from rankdumpd.ingest.state import State
 from rankdumpd.ingest.taking import Taker, mark_of
 from rankdumpd.ingest.values import (
@@ -38,22 +35,9 @@ from rankdumpd.ingest.values import (
 _GROUP = 64
 """Files that are claimed, and committed, together."""
 
-_log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class _Result:
-    file: Taken | Left
-    before: Taken | None
-    size_bytes: int
-
-
-def check_apart(source: Path, tree: Path) -> None:
-    """Raise a ConfigError where one of the folders stands in the other."""
-    inner, outer = Path(os.path.realpath(source)), Path(os.path.realpath(tree))
-    if inner.is_relative_to(outer) or outer.is_relative_to(inner):
-        allowed = f"a folder outside of {inner}, and not around it"
-        raise ConfigError("--into", "", str(tree), allowed)
+_PATIENCE = 3
+"""How often a file may be looked at that changes each time."""
+_POLL_S = 0.05
 
 
 class Engine:
@@ -77,12 +61,10 @@ class Engine:
             self._state.original,
             stored_as=self._stored_as,
         )
-        self._index = Index(self._state, self._tree, self.source)
+        self._index = Index(self._state, self._tree, source=self.source, target=self._target)
         self._task, self._stopping = task, stopping
-        self._pool = ThreadPoolExecutor(task.threads, thread_name_prefix="rankdumpd-ingest")
-        self._done: queue.SimpleQueue[_Result] = queue.SimpleQueue()
-        self._results: list[_Result] = []
-        self._in_flight = self._bytes_in_flight = 0
+        self._clearing = Clearing(self.source, self._state, self._stands)
+        self._pool = Pool(task.threads, task.queue_bytes, self._taker.take)
         self._left = LeftBehind(say)
         self._interrupted = self._own_leftovers()
         self._counts = Counts()
@@ -94,7 +76,7 @@ class Engine:
 
     def close(self) -> None:
         """Finish what was begun, and let others in."""
-        self._pool.shutdown(cancel_futures=True)
+        self._pool.stop()
         self._state.close()
         self._target.close()
         self.source.close()
@@ -103,7 +85,6 @@ class Engine:
         """Yield the files below a folder, and each folder before them; say what is no file."""
         for item in self.source.walk(path, skip=lambda below: below == STATE_FOLDER):
             if isinstance(item, Found):
-                self._add(found=first)
                 yield Candidate(item.path)
             elif isinstance(item, Folder):
                 yield item
@@ -118,37 +99,40 @@ class Engine:
         With `first`, files of an earlier run are counted.
         """
         young: list[Left] = []
-        wanted = self._wanted(candidates, first=first)
-        while group := list(islice(wanted, _GROUP)):
-            self._state.claim(candidate.path for candidate, _, _ in group)
-            for candidate, before, size in group:
-                while self._in_flight and self._bytes_in_flight + size > self._task.queue_bytes:
-                    self._gather()
-                self._submit(candidate, before, size)
-            young += self._commit()
-        while self._in_flight:
-            self._gather()
-        return young + self._commit()
+        results = self._pool.run(self._claimed(self._wanted(candidates, first=first)))
+        while group := list(islice(results, _GROUP)):
+            young += self._commit(group)
+        return young
 
-    def retry(self) -> list[Left]:
-        """Take what could not be read or written before."""
-        return self.take([Candidate(path) for path in self._left.to_retry()])
+    def take_all(self, wait: Callable[[float], object], *, first: bool = False) -> None:
+        """Take everything that is there; `wait` for what only time can tell, but not for ever."""
+        if first:
+            self._add(found=sum(isinstance(item, Found) for item in self.source.walk()))
+        waiting = Waiting()
+        files = (item for item in self.scan(first=first) if isinstance(item, Candidate))
+        for _ in range(_PATIENCE):
+            for left in self.take(files, first=first):
+                waiting.add(left.path, left.stamp, time.monotonic())
+            if not len(waiting):
+                return
+            wait(waiting.due_s() - time.monotonic() + _POLL_S)
+            files = iter(waiting.take(time.monotonic(), self.source.stamp))
+            first = False
+        for left in self.take(files):
+            self._left.note(replace(left, why=Why.WRITTEN, text="it changes all the time"))
 
     def index(self) -> None:
         """Write the manifests of all iterations that have new tensors."""
         self._index.write_all()
 
     def finish(self) -> None:
-        """Write all manifests; of the source, remove what nobody appends to any more."""
+        """Write all manifests; clear the source if that is wanted."""
         self.index()
         self._left.close(self.source.there)
-        if self._task.delete:
-            self._remove([file for file in self._state.plain() if self._unused(file)])
-            self.source.remove_empty()
+        if self._task.clear:
+            self._add(removed=self._clearing.remove_rest())
 
-    def _wanted(
-        self, candidates: Iterable[Candidate], *, first: bool
-    ) -> Iterator[tuple[Candidate, Taken | None, int]]:
+    def _wanted(self, candidates: Iterable[Candidate], *, first: bool) -> Iterator[Job]:
         for candidate in candidates:
             if self._stopping():
                 return
@@ -161,11 +145,16 @@ class Engine:
                 self._left.forget(path)
                 self._add(skipped=first)
                 if self._task.delete and before.kind.tensors:
-                    self._remove([before])
+                    self._add(removed=self._clearing.remove([before]))
             elif text := self._occupied(path, before):
                 self._left.note(Left(path, Why.FAILED, text, stamp))
             else:
-                yield candidate, before, stamp.size_bytes
+                yield Job(candidate, before, stamp.size_bytes)
+
+    def _claimed(self, jobs: Iterator[Job]) -> Iterator[Job]:
+        while group := list(islice(jobs, _GROUP)):
+            self._state.claim(job.candidate.path for job in group)
+            yield from group
 
     def _stands(self, file: Taken) -> bool:
         """Return whether the copy of a file is there, and as safe as it has to be."""
@@ -183,49 +172,31 @@ class Engine:
                     return f"another file stands in the tree, as {target}"
         return ""
 
-    def _submit(self, candidate: Candidate, before: Taken | None, size: int) -> None:
-        self._in_flight += 1
-        self._bytes_in_flight += size
-
-        def work() -> None:
-            result: Taken | Left = Left(candidate.path, Why.FAILED, "an error of this program")
-            try:
-                result = self._taker.take(candidate, before)
-            except MemoryError:
-                result = Left(candidate.path, Why.FAILED, f"no memory for its {size} bytes")
-            except Exception:
-                _log.exception("%s", candidate.path)
-            finally:
-                self._done.put(_Result(result, before, size))
-
-        self._pool.submit(work)
-
-    def _gather(self) -> None:
-        result = self._done.get()
-        self._in_flight -= 1
-        self._bytes_in_flight -= result.size_bytes
-        self._results.append(result)
-
-    def _commit(self) -> list[Left]:
-        results, self._results = self._results, []
+    def _commit(self, results: list[Result]) -> list[Left]:
         taken = [each.file for each in results if isinstance(each.file, Taken)]
         left = [each.file for each in results if isinstance(each.file, Left)]
         places = [place_of(file.path) for file in taken]
         self._state.commit(taken, places, released=[file.path for file in left])
-        for each in results:
-            if isinstance(each.file, Taken):
-                self._left.forget(each.file.path)
-                if each.before and each.before.target != each.file.target:
-                    self._target.remove(each.before.target, each.before.stored)
+        self._remove_replaced(results)
         self._count(taken)
         if self._task.delete:
-            self._remove([file for file in taken if file.kind.tensors])
+            tensors = (file for file in taken if file.kind.tensors)
+            self._add(removed=self._clearing.remove(tensors))
         for file in left:
             self._left.note(file)
+        for file in taken:
+            self._left.forget(file.path)
         for place in filter(None, dict.fromkeys(places)):
             for over in self._index.saw(place):
                 self._index.write(over)
         return [file for file in left if file.why is Why.YOUNG]
+
+    def _remove_replaced(self, results: list[Result]) -> None:
+        """Remove the copy that a new one does not stand in the place of: packed, or not so."""
+        for each in results:
+            before = each.job.before
+            if isinstance(each.file, Taken) and before and before.target != each.file.target:
+                self._target.remove(before.target, before.stored)
 
     def _count(self, taken: list[Taken]) -> None:
         fresh = [file for file in taken if not file.linked]
@@ -239,24 +210,6 @@ class Engine:
     def _add(self, **more: int) -> None:
         changes = {name: getattr(self._counts, name) + count for name, count in more.items()}
         self._counts = replace(self._counts, **changes)
-
-    def _remove(self, files: list[Taken]) -> None:
-        gone = [file.path for file in files if self.source.remove(file.path, file.source)]
-        if gone:
-            self._state.removed(gone)
-            self._add(removed=len(gone))
-
-    def _unused(self, file: Taken) -> bool:
-        """Return whether a copy stands in the tree and nobody has the source open for writing."""
-        try:
-            descriptor = self.source.open(file.path)
-        except OSError:
-            return False
-        try:
-            with leased(descriptor) as free:
-                return free is not False and self._stands(file)
-        finally:
-            os.close(descriptor)
 
     def _own_leftovers(self) -> set[str]:
         """Return what a killed run had begun, and remove the hidden files it left."""

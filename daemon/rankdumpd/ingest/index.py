@@ -7,7 +7,6 @@ files. Iterations that have a manifest of their own get none.
 from __future__ import annotations
 
 import math
-import os
 import socket
 from collections.abc import Iterator
 from functools import lru_cache
@@ -48,8 +47,10 @@ def _folder_place(folder: str) -> Place | None:
 class Index:
     """Writes the manifests of one tree."""
 
-    def __init__(self, state: State, tree: Tree, source: Source) -> None:
-        self._state, self._tree, self._source = state, tree, source
+    def __init__(self, state: State, tree: Tree, *, source: Source, target: Source) -> None:
+        """`target` is the folder of the tree."""
+        self._state, self._tree = state, tree
+        self._source, self._target = source, target
         self._session = state.session_id()
         self._latest: dict[int, int] = {}
 
@@ -82,16 +83,7 @@ class Index:
         self._state.indexed(place)
 
     def _has_another(self, folder: str, iteration: int, own: str) -> bool:
-        names: set[str] = set()
-        try:
-            names.update(os.listdir(self._tree.root / folder))
-        except OSError:
-            pass
-        try:
-            with self._source.folder(folder) as descriptor:
-                names.update(os.listdir(descriptor))
-        except OSError:
-            pass
+        names = self._source.names(folder) | self._target.names(folder)
         return any(name.startswith(f"iteration_{iteration}.") for name in names - {own})
 
     def _manifest(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import math
 import os
 import signal
 from collections.abc import Callable, Generator, Iterable
@@ -60,9 +61,10 @@ class Waiting:
         """Wait for a file from now on: something has happened to it."""
         self._since[path] = None, now_s
 
-    def due_s(self) -> float | None:
-        """Return when the next of them is due; None when there is none."""
-        return min((since for _, since in self._since.values()), default=None)
+    def due_s(self) -> float:
+        """Return when the next of them is due; never when there is none."""
+        first_s = min((since for _, since in self._since.values()), default=math.inf)
+        return first_s + self._stay_s
 
     def take(self, now_s: float, stamp_now: Callable[[str], Stamp | None]) -> list[Candidate]:
         """Return those that have stayed the same, and forget them; wait on for the others."""

@@ -1,4 +1,4 @@
-"""The folder that is taken over: walked, opened and cleared by descriptors, never through a link."""
+"""The folder that is taken over: walked, read and cleared by descriptors, never through a link."""
 
 from __future__ import annotations
 
@@ -56,6 +56,14 @@ def stamp_of(facts: os.stat_result) -> Stamp:
     return Stamp(facts.st_ino, facts.st_size, facts.st_mtime_ns)
 
 
+def check_apart(source: Path, tree: Path) -> None:
+    """Raise a ConfigError where one of the folders stands in the other."""
+    inner, outer = Path(os.path.realpath(source)), Path(os.path.realpath(tree))
+    if inner.is_relative_to(outer) or outer.is_relative_to(inner):
+        allowed = f"a folder outside of {inner}, and not around it"
+        raise ConfigError("--into", "", str(tree), allowed)
+
+
 class Source:
     """One folder; safe to use from several threads."""
 
@@ -102,6 +110,14 @@ class Source:
         except OSError:
             return None
         return stamp_of(facts) if stat.S_ISREG(facts.st_mode) else None
+
+    def names(self, path: str) -> set[str]:
+        """Return the names in a folder; none when it cannot be read."""
+        try:
+            with self.folder(path) as folder, os.scandir(folder) as listed:
+                return {item.name for item in listed}
+        except OSError:
+            return set()
 
     def there(self, path: str) -> bool:
         """Return whether anything of that name is there."""
@@ -170,7 +186,7 @@ class Source:
                 return Odd(path, f"{_ODD.get(mode, 'no file')}: left out")
             real = Path(os.path.realpath(self.path / path))
             inside = real.is_relative_to(self.path) and real.exists()
-            where = os.readlink(self.path / path)
+            where = (self.path / path).readlink()
         except FileNotFoundError:
             return None
         if inside:

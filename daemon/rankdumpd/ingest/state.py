@@ -205,7 +205,8 @@ def _stamp(numbers: Sequence[Any]) -> Stamp:
 
 
 def _member(body: dict[str, Any]) -> Member:
-    return Member(**{**body, "shape": tuple(body["shape"])})
+    body["shape"] = tuple(body["shape"])
+    return Member(**body)
 
 
 def _release(base: sqlite3.Connection, paths: Iterable[str]) -> None:

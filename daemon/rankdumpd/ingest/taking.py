@@ -73,9 +73,7 @@ class Taker:
         finally:
             os.close(descriptor)
 
-    def _settled(
-        self, candidate: Candidate, descriptor: int, before: Taken | None
-    ) -> Taken | Left:
+    def _settled(self, candidate: Candidate, descriptor: int, before: Taken | None) -> Taken | Left:
         path = candidate.path
         with leased(descriptor) as free:
             if free is False:
@@ -93,7 +91,9 @@ class Taker:
                 return Left(path, Why.WRITTEN, "it changed while it was read", stamp)
             return self._kept(path, stamp, content, before)
 
-    def _kept(self, path: str, stamp: Stamp, content: Content, before: Taken | None) -> Taken | Left:
+    def _kept(
+        self, path: str, stamp: Stamp, content: Content, before: Taken | None
+    ) -> Taken | Left:
         digest = f"{content.digest} {content.kind.value} {self._stored_as}"
         if before and before.removed and before.digest.partition(" ")[0] != content.digest:
             return Left(path, Why.FAILED, "another file of that name was taken and removed", stamp)

@@ -52,7 +52,9 @@ class Task:
     source: Path
     tree: Path
     delete: bool = False
-    """Sources are removed, each behind the commit of its copy."""
+    """Tensors are removed from the source, each behind the commit of its copy."""
+    clear: bool = False
+    """At the end, so is all that may be appended to, and folders that are empty then."""
     codec: str = "zstd"
     threads: int = 1
     queue_bytes: int = 512 << 20
@@ -127,7 +129,7 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """How an ingest stands; files of this run, but for `waiting`."""
+    """How an ingest stands; what this run did."""
 
     files: int = 0
     """Taken."""
@@ -140,4 +142,4 @@ class Counts:
     removed: int = 0
     """Sources that were removed."""
     found: int = 0
-    """Files met so far."""
+    """Files there were at the beginning; 0 where that is not the end of it."""
