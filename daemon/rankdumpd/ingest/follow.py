@@ -64,10 +64,14 @@ class Follower:
 
     def run(self) -> None:
         """Follow until asked to stop, or until nothing has come for as long as was said."""
-        self._take(self._below("", first=True), first=True)
+        self.begin()
         while not self._over():
             self._pause()
             self.look()
+
+    def begin(self) -> None:
+        """Watch all folders, and take what is there."""
+        self._take(self._below("", first=True), first=True)
 
     def look(self) -> None:
         """Take what has been closed since the last time, and what waited for long enough."""
