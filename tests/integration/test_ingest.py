@@ -17,8 +17,9 @@ import pytest
 from suites.native_tree import hidden, native_files, stored, write_tree
 
 import rankdump
+from rankdump import reader
 from rankdump.contract.errors import DamagedError
-from rankdump.reader import Entry
+from rankdump.reader import Dump, Entry
 
 GOLDEN = Path(__file__).parents[3] / "shared" / "golden" / "mindspore"
 JOBS = Path(__file__).parent / "jobs"
@@ -55,6 +56,10 @@ def wait_for(holds: Callable[[], bool], what: str = "it") -> None:
     raise AssertionError(f"{what} does not come")
 
 
+def gone(path: Path) -> Callable[[], bool]:
+    return lambda: not path.exists()
+
+
 def assert_same_arrays(ours: Path, theirs: Path) -> None:
     """Every tensor by its key, unreadable ones unreadable in both."""
     mine, native = rankdump.open(ours), rankdump.open(theirs)
@@ -66,7 +71,7 @@ def assert_same_arrays(ours: Path, theirs: Path) -> None:
         np.testing.assert_array_equal(loaded(mine, by_key[entry.key]), loaded(native, entry))
 
 
-def loaded(dump: rankdump.reader.Dump, entry: Entry) -> np.ndarray | str:
+def loaded(dump: Dump, entry: Entry) -> np.ndarray | str:
     try:
         return dump.load(entry)
     except DamagedError:
@@ -96,7 +101,7 @@ def test_golden_tree_while_it_is_written(tree: str, delete: bool, tmp_path: Path
     assert_same_arrays(target, origin)
     assert json.loads(out)["removed"] == delete * len(files)
     assert list(source.iterdir()) == [] if delete else stored(source).keys() == files.keys()
-    view = rankdump.reader.status(target)
+    view = reader.status(target)
     assert all(iteration.complete and iteration.balanced for iteration in view.iterations)
 
 
@@ -127,7 +132,7 @@ def test_killed_at_any_call_and_run_again(seed: int, delete: bool, tmp_path: Pat
     assert stored(tree) == files
     assert not hidden(tree)
     assert not delete or list(source.iterdir()) == []
-    view = rankdump.reader.status(tree)
+    view = reader.status(tree)
     assert [(i.complete, i.balanced, i.expected) for i in view.iterations] == [(True, True, 9)] * 2
 
 
@@ -144,8 +149,9 @@ def test_killed_while_following(seed: int, tmp_path: Path):
         few = {name: files[name] for name in names[len(done) : len(done) + chance.randint(5, 60)]}
         write_tree(source, few)
         done.update(few)
-        goal = chance.choice(sorted(name for name in few if name.endswith(".npy")) or [""])
-        wait_for(lambda: not goal or not (source / goal).exists(), "the last tensor")
+        goals = [source / name for name in sorted(few) if name.endswith(".npy")]
+        if goals:
+            wait_for(gone(chance.choice(goals)), "the last tensor")
         process.kill()
         finish(process)
     code, _, err = finish(start(source, "--into", tree, "--delete-source"))

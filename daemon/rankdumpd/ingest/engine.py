@@ -5,6 +5,7 @@ One thread decides, commits and removes; others read and pack, as many bytes at 
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -48,23 +49,27 @@ class Engine:
     ) -> None:
         """`say` is told of each file that is left, `stopping` asked before each is begun."""
         check_apart(task.source, task.tree)
-        self.source = Source(task.source)
-        self._state = State(task.tree, durable=task.delete)
-        self._target = Source(task.tree)
-        self._tree = _tree(task)
+        with contextlib.ExitStack() as unless_ready:
+            self.source = Source(task.source)
+            unless_ready.callback(self.source.close)
+            self._state = State(task.tree, durable=task.delete)
+            unless_ready.callback(self._state.close)
+            self._target = Source(task.tree)
+            unless_ready.pop_all()
+        self._task, self._stopping = task, stopping
+        tree = _tree(task)
         # What was written without being synced must not be all that is left of a file.
         self._stored_as = f"{task.codec} synced" if task.delete else task.codec
-        self._taker = Taker(
+        taker = Taker(
             self.source,
-            self._tree,
+            tree,
             codec_named(task.codec),
             self._state.original,
             stored_as=self._stored_as,
         )
-        self._index = Index(self._state, self._tree, source=self.source, target=self._target)
-        self._task, self._stopping = task, stopping
+        self._pool = Pool(task.threads, task.queue_bytes, taker.take)
+        self._index = Index(self._state, tree, source=self.source, target=self._target)
         self._clearing = Clearing(self.source, self._state, self._stands)
-        self._pool = Pool(task.threads, task.queue_bytes, self._taker.take)
         self._left = LeftBehind(say)
         self._interrupted = self._own_leftovers()
         self._counts = Counts()
@@ -194,9 +199,20 @@ class Engine:
     def _remove_replaced(self, results: list[Result]) -> None:
         """Remove the copy that a new one does not stand in the place of: packed, or not so."""
         for each in results:
-            before = each.job.before
-            if isinstance(each.file, Taken) and before and before.target != each.file.target:
+            file, before = each.file, each.job.before
+            if not isinstance(file, Taken):
+                continue
+            if before and before.target != file.target:
                 self._target.remove(before.target, before.stored)
+            if file.path in self._interrupted:
+                self._interrupted.remove(file.path)
+                other = file.path if file.target != file.path else file.path + PACKED_SUFFIX
+                self._discard(other)
+
+    def _discard(self, target: str) -> None:
+        stamp = self._target.stamp(target)
+        if stamp:
+            self._target.remove(target, stamp)
 
     def _count(self, taken: list[Taken]) -> None:
         fresh = [file for file in taken if not file.linked]
@@ -216,10 +232,7 @@ class Engine:
         claimed = set(self._state.claimed())
         for path in claimed:
             folder, slash, _ = path.rpartition("/")
-            hidden = f"{folder}{slash}.{mark_of(path)}.tmp"
-            stamp = self._target.stamp(hidden)
-            if stamp:
-                self._target.remove(hidden, stamp)
+            self._discard(f"{folder}{slash}.{mark_of(path)}.tmp")
         return claimed
 
 

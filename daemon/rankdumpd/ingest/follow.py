@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 
+from rankdump.contract.errors import UnavailableError
 from rankdumpd.ingest import inotify
 from rankdumpd.ingest.contents import kind_of
 from rankdumpd.ingest.engine import Engine
@@ -74,7 +75,12 @@ class Follower:
         self._take(self._below("", first=True), first=True)
 
     def look(self) -> None:
-        """Take what has been closed since the last time, and what waited for long enough."""
+        """Take what has been closed since the last time, and what waited for long enough.
+
+        UnavailableError when the folder is gone.
+        """
+        if self._engine.source.gone:
+            raise UnavailableError(f"{self._engine.source.path}: the folder was removed")
         events = self._inotify.read()
         if events:
             self._latest_s, self._swept = self._clock(), False
@@ -113,7 +119,8 @@ class Follower:
         poll.register(self._inotify.descriptor, select.POLLIN)
         poll.register(self._woken, select.POLLIN)
         left_s = max(0.0, due_s - self._clock())
-        poll.poll(None if math.isinf(left_s) else left_s * 1000 + 1)
+        # A folder that is removed while it is held open tells nobody.
+        poll.poll(min(left_s, QUIET_S) * 1000 + 1)
 
     def _take(self, candidates: Iterable[Candidate], *, first: bool = False) -> None:
         self._wait_for(self._engine.take(self._settling(candidates), first=first))

@@ -78,6 +78,11 @@ class Source:
         """Let the folder go."""
         os.close(self._root)
 
+    @property
+    def gone(self) -> bool:
+        """Whether the folder itself was removed, be there another one in its place or not."""
+        return os.fstat(self._root).st_nlink == 0
+
     @contextmanager
     def folder(self, path: str) -> Generator[int, None, None]:
         """Yield a descriptor of a folder below; OSError when a link or nothing is on the way."""

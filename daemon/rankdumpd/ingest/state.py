@@ -17,6 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from rankdump.contract.errors import ExhaustedError
 from rankdumpd import statefile
 from rankdumpd.agent.values import Original, Stamp
 from rankdumpd.ingest.values import STATE_FOLDER, Kind, Member, Taken
@@ -53,10 +54,11 @@ class State:
     def __init__(self, tree: Path, *, durable: bool) -> None:
         """With `durable`, what is committed survives the machine's fall."""
         folder = tree / STATE_FOLDER
+        self._path = folder / "ingest.sqlite"
         self._guard = statefile.sole_owner(folder, "ingest.lock", _KEY, "ingest")
         try:
             self._base = statefile.connect(
-                folder / "ingest.sqlite", _KEY, lambda base: _prepare(base, tree, durable=durable)
+                self._path, _KEY, lambda base: _prepare(base, self._path, durable=durable)
             )
         except BaseException:
             os.close(self._guard)
@@ -151,20 +153,27 @@ class State:
         return self._select("SELECT id FROM session")[0][0]
 
     def _select(self, query: str, *values: object) -> list[Any]:
-        with self._lock:
+        with self._telling(), self._lock:
             return self._base.execute(query, values).fetchall()
 
     @contextmanager
     def _transaction(self) -> Generator[sqlite3.Connection, None, None]:
-        with self._lock, self._base:
+        with self._telling(), self._lock, self._base:
             self._base.execute("BEGIN")
             yield self._base
 
+    @contextmanager
+    def _telling(self) -> Generator[None, None, None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise ExhaustedError(f"{self._path}: {error}") from None
 
-def _prepare(base: sqlite3.Connection, tree: Path, *, durable: bool) -> None:
+
+def _prepare(base: sqlite3.Connection, path: Path, *, durable: bool) -> None:
     base.execute("PRAGMA journal_mode = WAL")
     base.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
-    statefile.version_of(base, tree / STATE_FOLDER, newest=_VERSION, whose="ingest")
+    statefile.version_of(base, path, newest=_VERSION, whose="ingest")
     base.executescript(_SCHEMA)
 
 

@@ -43,8 +43,8 @@ def test_json(tmp_path: Path):
         ("file", "tree", "Not a directory"),
         ("source", "source/tree", "outside of"),
         ("source", "", "outside of"),
-        ("source", "file", "ingest"),
-        ("source", "file/tree", "ingest"),
+        ("source", "file", "Not a directory"),
+        ("source", "file/tree", "Not a directory"),
     ],
 )
 def test_bad_folders_are_one_line(tmp_path: Path, source: str, into: str, says: str):

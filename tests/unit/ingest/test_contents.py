@@ -69,8 +69,7 @@ def test_anything_is_whole_or_damaged(name: str, data: bytes, cut: int, at: int)
     good = npy_bytes(np.arange(9)) if name == "a.npy" else bin_bytes(np.arange(9), np.arange(2))
     broken = (good[:at] + data + good[at + len(data) :])[:cut]
     try:
-        content = examine(name, memoryview(broken))
-    except DamagedError as error:
-        assert "\n" not in str(error)
-    else:
-        assert b"".join(content.frames) == broken
+        whole = b"".join(examine(name, memoryview(broken)).frames)
+    except DamagedError:
+        return
+    assert whole == broken

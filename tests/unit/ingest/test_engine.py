@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sqlite3
 import stat
 from collections import Counter
 from pathlib import Path
@@ -22,6 +23,7 @@ from suites.native_tree import (
 )
 
 import rankdump
+from rankdump import reader
 from rankdump.contract.errors import ConfigError
 from rankdump.contract.manifest import Manifest
 from rankdumpd.ingest.run import Run
@@ -38,10 +40,10 @@ class Host:
         self.source.mkdir()
         self.said: list[str] = []
 
-    def ingest(self, **fields) -> Counts:
-        fields = {"threads": 2, "clear": fields.get("delete", False), **fields}
+    def ingest(self, *, delete: bool = False, codec: str = "zstd") -> Counts:
         self.said = []
-        run = Run(Task(self.source, self.tree, **fields), say=self.said.append)
+        task = Task(self.source, self.tree, delete=delete, clear=delete, codec=codec, threads=2)
+        run = Run(task, say=self.said.append)
         assert run.run()
         return run.counts
 
@@ -67,7 +69,7 @@ def test_every_file_byte_for_byte(host: Host, codec: str):
     assert stored(host.tree) == files
     assert (counts.files, counts.failed, counts.skipped) == (len(files), 0, 0)
     assert counts.bytes_in == sum(map(len, files.values()))
-    packed = [path for path in host.tree.rglob("*.zst")]
+    packed = list(host.tree.rglob("*.zst"))
     assert bool(packed) == (codec == "zstd")
     assert not hidden(host.tree)
 
@@ -160,7 +162,7 @@ def test_manifests_balance(host: Host):
         long = [record for record in manifest.records if "a-A_a-A_" in record.op_name]
         assert [record.dtype for record in long] == ["float32"]
         assert {r.dtype for r in manifest.records if "bf16" in r.op_name} == {"bfloat16"}
-    view = rankdump.reader.status(host.tree)
+    view = reader.status(host.tree)
     assert all(iteration.complete for iteration in view.iterations)
 
 
@@ -225,7 +227,7 @@ def test_damaged_files_are_named_and_left(host: Host, delete: bool):
     assert all("\n" not in line for line in host.said)
     left = {path.name: path.read_bytes() for path in (host.source / FOLDER).iterdir()}
     assert {name: left[name] for name in DAMAGED} == DAMAGED
-    assert [name for name in stored(host.tree)] == [f"{FOLDER}/{tensor_name('good', 50)}"]
+    assert list(stored(host.tree)) == [f"{FOLDER}/{tensor_name('good', 50)}"]
 
 
 def test_links_devices_and_pipes(host: Host, tmp_path: Path):
@@ -281,6 +283,20 @@ def test_another_file_is_never_overwritten(host: Host):
     assert "another file" in host.said[0]
     assert (host.tree / name).read_bytes() == b"mine"
     assert (host.source / name).exists()
+
+
+@pytest.mark.parametrize(("first", "second"), [("zstd", "none"), ("none", "zstd")])
+def test_a_killed_run_goes_on_with_another_codec(host: Host, first: str, second: str):
+    """What stood there uncommitted goes: a tensor must not be there under two names."""
+    name = f"{FOLDER}/{tensor_name('a', 1)}"
+    write_file(host.source / name, npy_bytes(np.zeros(9000)))
+    host.ingest(codec=first)
+    with sqlite3.connect(host.tree / ".rankdump" / "ingest.sqlite") as base:
+        base.execute("INSERT INTO claims SELECT path FROM files")
+        base.execute("DELETE FROM files")
+    base.close()
+    assert host.ingest(codec=second).failed == 0
+    assert stored(host.tree) == {name: npy_bytes(np.zeros(9000))}
 
 
 def test_packed_beside_plain(host: Host):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from suites.native_tree import npy_bytes, stored, tensor_name, write_file, write_tree
 
+from rankdump.contract.errors import UnavailableError
 from rankdumpd.ingest import inotify, settled
 from rankdumpd.ingest.engine import Engine
 from rankdumpd.ingest.follow import QUIET_S, Follower
@@ -216,6 +217,15 @@ def test_what_failed_is_tried_again(rig: Rig, monkeypatch: pytest.MonkeyPatch):
 def write_file_unpatched(path: Path) -> None:
     with path.open("wb") as file:
         file.write(DATA)
+
+
+def test_a_folder_that_is_removed(rig: Rig):
+    """The one that may take its place is another."""
+    rig.follower.begin()
+    rig.source.rmdir()
+    rig.source.mkdir()
+    with pytest.raises(UnavailableError, match="was removed"):
+        rig.look()
 
 
 def test_hard_links_are_found_in_the_end(rig: Rig, tmp_path: Path):
