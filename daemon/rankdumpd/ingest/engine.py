@@ -60,18 +60,15 @@ class Engine:
         tree = _tree(task)
         # What was written without being synced must not be all that is left of a file.
         self._stored_as = f"{task.codec} synced" if task.delete else task.codec
-        taker = Taker(
-            self.source,
-            tree,
-            codec_named(task.codec),
-            self._state.original,
-            stored_as=self._stored_as,
-        )
+        codec, original = codec_named(task.codec), self._state.original
+        taker = Taker(self.source, tree, codec, original, stored_as=self._stored_as)
         self._pool = Pool(task.threads, task.queue_bytes, taker.take)
         self._index = Index(self._state, tree, source=self.source, target=self._target)
         self._clearing = Clearing(self.source, self._state, self._stands)
         self._left = LeftBehind(say)
         self._interrupted = self._own_leftovers()
+        self._begun: set[str] = set()
+        self._again: dict[str, Candidate] = {}
         self._counts = Counts()
 
     @property
@@ -104,10 +101,13 @@ class Engine:
         With `first`, files of an earlier run are counted.
         """
         young: list[Left] = []
-        results = self._pool.run(self._claimed(self._wanted(candidates, first=first)))
-        while group := list(islice(results, _GROUP)):
-            young += self._commit(group)
-        return young
+        while True:
+            results = self._pool.run(self._claimed(self._wanted(candidates, first=first)))
+            while group := list(islice(results, _GROUP)):
+                young += self._commit(group)
+            if not self._again:
+                return young
+            candidates, self._again = list(self._again.values()), {}
 
     def take_all(self, wait: Callable[[float], object], *, first: bool = False) -> None:
         """Take everything that is there; `wait` for what only time can tell, but not for ever."""
@@ -142,6 +142,9 @@ class Engine:
             if self._stopping():
                 return
             path = candidate.path
+            if path in self._begun:
+                self._again[path] = candidate  # it may have changed since
+                continue
             stamp = self.source.stamp(path)
             if stamp is None or self._left.damaged(path, stamp):
                 continue
@@ -154,6 +157,7 @@ class Engine:
             elif text := self._occupied(path, before):
                 self._left.note(Left(path, Why.FAILED, text, stamp))
             else:
+                self._begun.add(path)
                 yield Job(candidate, before, stamp.size_bytes)
 
     def _claimed(self, jobs: Iterator[Job]) -> Iterator[Job]:
@@ -182,6 +186,7 @@ class Engine:
         left = [each.file for each in results if isinstance(each.file, Left)]
         places = [place_of(file.path) for file in taken]
         self._state.commit(taken, places, released=[file.path for file in left])
+        self._begun.difference_update(each.job.candidate.path for each in results)
         self._remove_replaced(results)
         self._count(taken)
         if self._task.delete:
@@ -238,9 +243,5 @@ class Engine:
 
 def _tree(task: Task) -> Tree:
     output = Output(str(task.tree))
-    return Tree(
-        output.root,
-        file_mode=output.file_mode,
-        folder_mode=output.folder_mode,
-        synced=task.delete,
-    )
+    modes = {"file_mode": output.file_mode, "folder_mode": output.folder_mode}
+    return Tree(output.root, **modes, synced=task.delete)

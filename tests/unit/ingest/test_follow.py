@@ -18,7 +18,7 @@ from rankdumpd.ingest.inotify import Event
 from rankdumpd.ingest.run import Run
 from rankdumpd.ingest.service import IngestRoom
 from rankdumpd.ingest.settled import YOUNG_S
-from rankdumpd.ingest.values import Task
+from rankdumpd.ingest.values import Candidate, Task
 
 DATA = npy_bytes(np.arange(5000.0))
 FOLDER = "rank_0/Net/0/0"
@@ -88,6 +88,18 @@ def test_new_folders_with_all_that_is_in_them(rig: Rig):
     assert rig.look() == tensors
     assert rig.look(YOUNG_S) == set(files)
     assert stored(rig.tree) == files
+
+
+def test_a_file_that_is_heard_of_twice(rig: Rig):
+    """By its folder's listing and by its own event: it is taken once, by one thread."""
+    rig.follower.begin()
+    names = [f"{number}.npy" for number in range(200)]
+    for name in names:
+        write_file(rig.source / name, npy_bytes(np.arange(2000) + len(name)))
+    rig.engine.take([Candidate(name, closed=True) for name in names for _ in range(3)])
+    assert rig.engine.counts.files == len(names)
+    assert rig.look() == set(names)
+    assert rig.said == []
 
 
 def test_moved_files_and_folders(rig: Rig, tmp_path: Path):
