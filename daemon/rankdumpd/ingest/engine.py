@@ -243,5 +243,5 @@ class Engine:
 
 def _tree(task: Task) -> Tree:
     output = Output(str(task.tree))
-    modes = {"file_mode": output.file_mode, "folder_mode": output.folder_mode}
-    return Tree(output.root, **modes, synced=task.delete)
+    modes = output.file_mode, output.folder_mode
+    return Tree(output.root, file_mode=modes[0], folder_mode=modes[1], synced=task.delete)
