@@ -11,11 +11,16 @@ from pathlib import Path
 
 import click
 
+from rankdump.codec import CODECS
 from rankdump.contract.errors import ConfigError, RankdumpError
 from rankdumpd import lifecycle, machine
 from rankdumpd.agent.service import Agent
 from rankdumpd.coordinator.service import Coordinator
 from rankdumpd.front.service import Front, bring_home_alone
+from rankdumpd.ingest.command import take_over
+from rankdumpd.ingest.service import IngestRoom
+from rankdumpd.ingest.source import check_apart
+from rankdumpd.ingest.values import Task
 from rankdumpd.leash import Leash
 from rankdumpd.server import Server
 from rankdumpd.settings import AgentSettings, Settings, load
@@ -97,6 +102,42 @@ def standalone(
     _execute(config, check_config, serve, changed)
 
 
+@main.command()
+@click.argument("source", metavar="DIR", type=click.Path(path_type=Path))
+@click.option("--into", type=click.Path(path_type=Path), required=True, help="Tree to take it to.")
+@click.option("--follow", is_flag=True, help="Go on while the job runs, until a signal.")
+@click.option("--until-idle", metavar="SECONDS", type=click.FloatRange(min=0), help="Or so long.")
+@click.option("--delete-source", is_flag=True, help="Remove what is committed.")
+@click.option("--codec", type=click.Choice(list(CODECS)), default="zstd", show_default=True)
+@click.option("--progress", is_flag=True, help="Tell what happens on standard output, in JSON.")
+@click.option("--until-eof", is_flag=True, help="Stop when standard input ends.")
+def ingest(
+    source: Path,
+    into: Path,
+    follow: bool,
+    until_idle: float | None,
+    delete_source: bool,
+    codec: str,
+    progress: bool,
+    until_eof: bool,
+) -> None:
+    """Take over a dump that MindSpore or CANN wrote to DIR by itself."""
+
+    def serve(settings: Settings) -> int:
+        if until_eof:
+            lifecycle.stop_at_end_of(sys.stdin.fileno())
+        task = dataclasses.replace(
+            _task(settings.agent, source.absolute(), into.absolute()),
+            delete=delete_source,
+            clear=delete_source,
+            codec=codec,
+        )
+        machine.give_way(settings.agent.nice)
+        return take_over(task, follow=follow, until_idle_s=until_idle, progress=progress)
+
+    _execute(None, False, serve)
+
+
 def _with_workers(settings: AgentSettings, workers: int | None) -> AgentSettings:
     return settings if workers is None else dataclasses.replace(settings, workers=workers)
 
@@ -109,11 +150,28 @@ def _agent(settings: AgentSettings) -> Agent | Front:
     return Agent(settings)
 
 
+def _task(settings: AgentSettings, source: Path, tree: Path) -> Task:
+    threads = settings.encode_threads or machine.cores()
+    return Task(source, tree, threads=threads, queue_bytes=settings.queue_bytes)
+
+
+def _ingest(settings: AgentSettings) -> tuple[IngestRoom, ...]:
+    """Return the room that follows the configured folder; none where none is."""
+    if not settings.ingest_dir:
+        return ()
+    source, tree = Path(settings.ingest_dir), Path(settings.ingest_into)
+    check_apart(source, tree)
+    task = dataclasses.replace(_task(settings, source, tree), delete=settings.ingest_delete)
+    return (IngestRoom(task),)
+
+
 def _serve_agent(settings: Settings, leash: Leash | None) -> int:
+    # A folder is followed once on a host, by whoever is above the workers.
+    ingest = () if leash else _ingest(settings.agent)
     agent = _agent(settings.agent)
     server = Server(settings.agent.listen, (agent,))
     timeout_s = settings.agent.drain_timeout_s
-    return lifecycle.run((agent,), server, drain_timeout_s=timeout_s, leash=leash)
+    return lifecycle.run((agent, *ingest), server, drain_timeout_s=timeout_s, leash=leash)
 
 
 def _serve_coordinator(settings: Settings) -> int:
@@ -123,10 +181,11 @@ def _serve_coordinator(settings: Settings) -> int:
 
 
 def _serve_both(settings: Settings, *, ends_with_job: bool) -> int:
+    ingest = _ingest(settings.agent)
     agent = _agent(settings.agent)
     coordinator = Coordinator(settings.coordinator, ends_with_job=ends_with_job)
     server = Server(settings.agent.listen, (agent, coordinator))
-    rooms = (agent, coordinator)
+    rooms = (agent, *ingest, coordinator)
     return lifecycle.run(rooms, server, drain_timeout_s=settings.agent.drain_timeout_s)
 
 

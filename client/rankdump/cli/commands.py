@@ -12,6 +12,7 @@ from rankdump.cli.config import config
 from rankdump.cli.convert import convert
 from rankdump.cli.find_source import find_source
 from rankdump.cli.hints import hints
+from rankdump.cli.ingest import ingest
 from rankdump.cli.ls import ls
 from rankdump.cli.order import order
 from rankdump.cli.overflow import overflow
@@ -35,7 +36,21 @@ def rankdump(context: click.Context) -> int:
     return BAD_USAGE
 
 
-for command in (run, status, ls, show, stats, find_source, order, overflow, hints, config, convert):
+_COMMANDS = (
+    run,
+    status,
+    ls,
+    show,
+    stats,
+    find_source,
+    order,
+    hints,
+    overflow,
+    convert,
+    ingest,
+    config,
+)
+for command in _COMMANDS:
     rankdump.add_command(command)
 
 

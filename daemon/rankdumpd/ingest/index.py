@@ -1,0 +1,181 @@
+"""The manifests of what was taken: by rank and iteration, as if a rankdump job had left the tree.
+
+Names come from the files, in full where `mapping.csv` remembers them, and from the headers of bin
+files. Iterations that have a manifest of their own get none.
+"""
+
+from __future__ import annotations
+
+import math
+import socket
+from collections.abc import Iterator
+from functools import lru_cache
+
+from rankdump.contract.dtypes import ELEMENT_TYPES
+from rankdump.contract.errors import DamagedError
+from rankdump.contract.key import TensorKey
+from rankdump.contract.layout import mindspore_sync as layout
+from rankdump.contract.layout import statistic_csv
+from rankdump.contract.layout.place import MAPPING_FILE
+from rankdump.contract.layout.reading import key_of
+from rankdump.contract.manifest import Manifest, ManifestRecord, manifest_name
+from rankdump.contract.status import IterationStatus
+from rankdumpd.agent.tree import Tree
+from rankdumpd.ingest.contents import kind_of
+from rankdumpd.ingest.source import Source
+from rankdumpd.ingest.state import Place, State
+from rankdumpd.ingest.values import PACKED_SUFFIX, Kind, Member, Taken
+
+def place_of(path: str) -> Place | None:
+    """Return the rank and iteration that a file's folder belongs to; None outside of all."""
+    folder, _, name = path.rpartition("/")
+    # Anything else that stands there says nothing of tensors.
+    tables = name == MAPPING_FILE or statistic_csv.TABLE.fullmatch(name)
+    tensors = kind_of(name) in (Kind.NPY, Kind.BIN)
+    return _folder_place(folder) if tables or tensors else None
+
+
+@lru_cache(maxsize=1024)
+def _folder_place(folder: str) -> Place | None:
+    key = key_of(f"{folder}/Any.any.0.0.0.output.0.ND.npy")
+    return (key.rank, key.iteration) if key else None
+
+
+class Index:
+    """Writes the manifests of one tree."""
+
+    def __init__(self, state: State, tree: Tree, *, source: Source, target: Source) -> None:
+        """`target` is the folder of the tree."""
+        self._state, self._tree = state, tree
+        self._source, self._target = source, target
+        self._session = state.session_id()
+        self._latest: dict[int, int] = {}
+
+    def saw(self, place: Place) -> list[Place]:
+        """Return the iterations that are over because this one began."""
+        rank, iteration = place
+        latest = self._latest.get(rank)
+        if latest is None or iteration <= latest:
+            self._latest.setdefault(rank, iteration)
+            return []
+        self._latest[rank] = iteration
+        return [(rank, i) for r, i in self._state.unindexed() if r == rank and i < iteration]
+
+    def write_all(self) -> None:
+        """Write the manifest of every iteration that has tensors in none."""
+        for place in self._state.unindexed():
+            self.write(place)
+
+    def write(self, place: Place) -> None:
+        """Write the manifest of an iteration, or nothing where it has another's."""
+        rank, iteration = place
+        folder = f"{layout.rank_folder(rank)}/{layout.MANIFEST_FOLDER}"
+        name = manifest_name(iteration, self._session)
+        if not self._has_another(folder, iteration, name):
+            files = self._state.iteration(place)
+            linked = {file.target for file in files if file.linked}
+            records = sorted(self._records(files), key=lambda r: (r.timestamp_us, r.path, r.member))
+            data = self._manifest(place, tuple(records), linked).to_json()
+            self._tree.put(folder, name, (data,), mark=f"ingest-{name}")
+        self._state.indexed(place)
+
+    def _has_another(self, folder: str, iteration: int, own: str) -> bool:
+        names = self._source.names(folder) | self._target.names(folder)
+        return any(name.startswith(f"iteration_{iteration}.") for name in names - {own})
+
+    def _manifest(
+        self, place: Place, records: tuple[ManifestRecord, ...], linked: set[str]
+    ) -> Manifest:
+        links = sum(record.path in linked for record in records)
+        rank, iteration = place
+        status = IterationStatus(
+            job_id=f"ingest-{self._session[:8]}",
+            session_id=self._session,
+            rank=rank,
+            iteration=iteration,
+            complete=True,
+            expected=len(records),
+            stored=len(records) - links,
+            linked=links,
+            bytes_in=sum(record.bytes_in for record in records),
+            bytes_stored=sum(record.bytes_stored for record in records),
+        )
+        return Manifest(status, self._state.world_size(), rank, socket.gethostname(), records)
+
+    def _records(self, files: list[Taken]) -> Iterator[ManifestRecord]:
+        names = {folder: self._full_names(folder) for folder in map(_folder_of, files)}
+        stamps: set[int] = set()
+        tables: list[Taken] = []
+        for file in files:
+            name = names[_folder_of(file)].get(_name_of(file), _name_of(file))
+            for number, member in enumerate(file.members):
+                key = _member_key(file, name, member)
+                if key:
+                    stamps.add(key.timestamp_us)
+                    # A file's bytes are said once, with its first tensor.
+                    yield _record(file, key, member, stored=not (number or file.linked))
+            if statistic_csv.TABLE.fullmatch(_name_of(file)):
+                tables.append(file)
+        for table in tables:
+            yield from self._rows(table, stamps)
+
+    def _full_names(self, folder: str) -> dict[str, str]:
+        lines = self._tree.lines(folder, MAPPING_FILE)
+        rows = (line.partition(",") for line in lines)
+        return {short: full for short, _, full in rows}
+
+    def _rows(self, table: Taken, stamps: set[int]) -> Iterator[ManifestRecord]:
+        """Yield what stands in a table and in no file: MindSpore was to keep figures only."""
+        lines = self._tree.lines(_folder_of(table), _name_of(table))
+        try:
+            rows = statistic_csv.parse("\n".join(lines), file=table.path)
+        except DamagedError:
+            return  # whoever reads the table is told
+        for row in rows:
+            if row.timestamp_us not in stamps:
+                yield ManifestRecord(
+                    path="",
+                    timestamp_us=row.timestamp_us,
+                    op_type=row.op_type,
+                    op_name=row.op_name,
+                    argument="",
+                    dtype=row.dtype,
+                    shape=row.shape,
+                    bytes_in=row.data_bytes,
+                    bytes_stored=0,
+                    digest="",
+                )
+
+
+def _record(file: Taken, key: TensorKey, member: Member, *, stored: bool) -> ManifestRecord:
+    # Names of 2.4 and later say the type; one that the file holds widened is seen nowhere else.
+    held = ELEMENT_TYPES.get(key.element.lower())
+    widened = held if held and held.widened and member.dtype == "float32" else None
+    return ManifestRecord(
+        path=file.target,
+        timestamp_us=key.timestamp_us,
+        op_type=key.op_type,
+        op_name=member.op_name or key.op_name,
+        argument="",
+        dtype=widened.name if widened else member.dtype,
+        shape=member.shape,
+        bytes_in=math.prod(member.shape) * widened.item_bytes if widened else member.bytes_in,
+        bytes_stored=file.stored.size_bytes if stored else 0,
+        digest=member.digest,
+        member=member.name,
+    )
+
+
+def _member_key(file: Taken, name: str, member: Member) -> TensorKey | None:
+    name = name.removesuffix(PACKED_SUFFIX)
+    if member.name:  # as the file of that tensor alone would be called
+        name = f"{name}.{member.name}.ND.npy"
+    return key_of(f"{_folder_of(file)}/{name}")
+
+
+def _folder_of(file: Taken) -> str:
+    return file.path.rpartition("/")[0]
+
+
+def _name_of(file: Taken) -> str:
+    return file.path.rpartition("/")[2]

@@ -1,0 +1,222 @@
+"""What was taken, in one SQLite file in the tree: read again by whoever comes after a kill.
+
+A path is claimed before anything is written for it, so that a file nobody claimed is known to be
+another's and is never overwritten. It is taken once its copy stands in the tree.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import threading
+import uuid
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rankdump.contract.errors import ExhaustedError
+from rankdumpd import statefile
+from rankdumpd.agent.values import Original, Stamp
+from rankdumpd.ingest.values import STATE_FOLDER, Kind, Member, Taken
+
+_KEY = "--into"
+_VERSION = 1
+_SCHEMA = f"""
+CREATE TABLE IF NOT EXISTS files (
+    path BLOB PRIMARY KEY, kind TEXT, digest TEXT,
+    source_inode TEXT, source_size INTEGER, source_ns INTEGER,
+    target BLOB, stored_inode TEXT, stored_size INTEGER, stored_ns INTEGER,
+    linked INTEGER, members TEXT, removed INTEGER,
+    rank INTEGER, iteration INTEGER, indexed INTEGER
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS claims (path BLOB PRIMARY KEY) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS session (id TEXT);
+CREATE INDEX IF NOT EXISTS by_digest ON files (digest, linked);
+CREATE INDEX IF NOT EXISTS by_place ON files (rank, iteration);
+CREATE INDEX IF NOT EXISTS by_dirt ON files (rank, iteration) WHERE NOT indexed;
+PRAGMA user_version = {_VERSION};
+"""
+_FIELDS = (
+    "path, kind, digest, source_inode, source_size, source_ns, target, stored_inode, "
+    "stored_size, stored_ns, linked, members, removed"
+)
+
+Place = tuple[int, int]
+"""Rank and iteration."""
+
+
+class State:
+    """The file of one tree, owned until `close`; safe to use from several threads."""
+
+    def __init__(self, tree: Path, *, durable: bool) -> None:
+        """With `durable`, what is committed survives the machine's fall."""
+        folder = tree / STATE_FOLDER
+        self._path = folder / "ingest.sqlite"
+        self._guard = statefile.sole_owner(folder, "ingest.lock", _KEY, "ingest")
+        try:
+            self._base = statefile.connect(
+                self._path, _KEY, lambda base: _prepare(base, self._path, durable=durable)
+            )
+        except BaseException:
+            os.close(self._guard)
+            raise
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        """Let others in."""
+        self._base.close()
+        os.close(self._guard)
+
+    def get(self, path: str) -> Taken | None:
+        """Return what is known of a path."""
+        query = f"SELECT {_FIELDS} FROM files WHERE path = ?"
+        rows = self._select(query, os.fsencode(path))
+        return _taken(rows[0]) if rows else None
+
+    def claimed(self) -> list[str]:
+        """Return the paths of which a copy may stand in the tree that was never committed."""
+        return [os.fsdecode(path) for (path,) in self._select("SELECT path FROM claims")]
+
+    def claim(self, paths: Iterable[str]) -> None:
+        """Say that copies of these are about to be written."""
+        with self._transaction() as base:
+            base.executemany(
+                "INSERT OR IGNORE INTO claims VALUES (?)", [(os.fsencode(p),) for p in paths]
+            )
+
+    def commit(
+        self, taken: Sequence[Taken], places: Sequence[Place | None], *, released: Iterable[str]
+    ) -> None:
+        """Say that these stand in the tree, each in its rank's iteration.
+
+        Of what is released, nothing was written.
+        """
+        rows = [
+            (*_row(file), *(place or (None, None)), False)
+            for file, place in zip(taken, places, strict=True)
+        ]
+        marks = ", ".join("?" * (len(_FIELDS.split(",")) + 3))
+        with self._transaction() as base:
+            base.executemany(f"INSERT OR REPLACE INTO files VALUES ({marks})", rows)
+            _release(base, [*released, *(file.path for file in taken)])
+
+    def removed(self, paths: Iterable[str]) -> None:
+        """Say that the sources of these are gone."""
+        with self._transaction() as base:
+            base.executemany(
+                "UPDATE files SET removed = 1 WHERE path = ?", [(os.fsencode(p),) for p in paths]
+            )
+
+    def original(self, digest: str) -> Original | None:
+        """Return a file in the tree with those bytes."""
+        rows = self._select(
+            "SELECT target, stored_inode, stored_size, stored_ns FROM files "
+            "WHERE digest = ? AND NOT linked LIMIT 1",
+            digest,
+        )
+        return Original(os.fsdecode(rows[0][0]), _stamp(rows[0][1:])) if rows else None
+
+    def plain(self) -> list[Taken]:
+        """Return what was copied as it is, and may be removed from the source at the end."""
+        query = f"SELECT {_FIELDS} FROM files WHERE NOT removed AND kind = 'plain'"
+        return list(map(_taken, self._select(query)))
+
+    def unindexed(self) -> list[Place]:
+        """Return the iterations with tensors that no manifest has."""
+        query = "SELECT DISTINCT rank, iteration FROM files WHERE NOT indexed AND rank IS NOT NULL"
+        return sorted(self._select(query))
+
+    def iteration(self, place: Place) -> list[Taken]:
+        """Return the tensors of a rank's iteration."""
+        query = f"SELECT {_FIELDS} FROM files WHERE rank = ? AND iteration = ? ORDER BY path"
+        return list(map(_taken, self._select(query, *place)))
+
+    def world_size(self) -> int:
+        """Return one more than the highest rank."""
+        ((highest,),) = self._select("SELECT max(rank) FROM files")
+        return 0 if highest is None else highest + 1
+
+    def indexed(self, place: Place) -> None:
+        """Say that the manifest of an iteration has all of its tensors."""
+        query = "UPDATE files SET indexed = 1 WHERE rank = ? AND iteration = ?"
+        with self._transaction() as base:
+            base.execute(query, place)
+
+    def session_id(self) -> str:
+        """Return under which session the manifests of this tree are written."""
+        if not self._select("SELECT id FROM session"):
+            with self._transaction() as base:
+                base.execute("INSERT INTO session VALUES (?)", (uuid.uuid4().hex,))
+        return self._select("SELECT id FROM session")[0][0]
+
+    def _select(self, query: str, *values: object) -> list[Any]:
+        with self._telling(), self._lock:
+            return self._base.execute(query, values).fetchall()
+
+    @contextmanager
+    def _transaction(self) -> Generator[sqlite3.Connection, None, None]:
+        with self._telling(), self._lock, self._base:
+            self._base.execute("BEGIN")
+            yield self._base
+
+    @contextmanager
+    def _telling(self) -> Generator[None, None, None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise ExhaustedError(f"{self._path}: {error}") from None
+
+
+def _prepare(base: sqlite3.Connection, path: Path, *, durable: bool) -> None:
+    base.execute("PRAGMA journal_mode = WAL")
+    base.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
+    statefile.version_of(base, path, newest=_VERSION, whose="ingest")
+    base.executescript(_SCHEMA)
+
+
+def _row(file: Taken) -> tuple[object, ...]:
+    source, stored = file.source, file.stored
+    return (
+        os.fsencode(file.path),
+        file.kind.value,
+        file.digest,
+        *(str(source.inode), source.size_bytes, source.modified_ns),
+        os.fsencode(file.target),
+        *(str(stored.inode), stored.size_bytes, stored.modified_ns),
+        file.linked,
+        json.dumps([asdict(member) for member in file.members]),
+        file.removed,
+    )
+
+
+def _taken(row: Sequence[Any]) -> Taken:
+    path, kind, digest = row[:3]
+    target, linked, members, removed = row[6], *row[10:]
+    return Taken(
+        path=os.fsdecode(path),
+        kind=Kind(kind),
+        source=_stamp(row[3:6]),
+        digest=digest,
+        target=os.fsdecode(target),
+        stored=_stamp(row[7:10]),
+        linked=bool(linked),
+        members=tuple(_member(body) for body in json.loads(members)),
+        removed=bool(removed),
+    )
+
+
+def _stamp(numbers: Sequence[Any]) -> Stamp:
+    inode, size, modified_ns = numbers
+    return Stamp(int(inode), size, modified_ns)
+
+
+def _member(body: dict[str, Any]) -> Member:
+    body["shape"] = tuple(body["shape"])
+    return Member(**body)
+
+
+def _release(base: sqlite3.Connection, paths: Iterable[str]) -> None:
+    base.executemany("DELETE FROM claims WHERE path = ?", [(os.fsencode(p),) for p in paths])

@@ -1,0 +1,47 @@
+"""Writes a tree as MindSpore does, file by file, from another one: slowly, in pieces, by rename.
+
+    python native_writer.py FROM TO SEED
+
+Files are made read-only once they are whole; tables are opened and closed for every row.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from pathlib import Path
+
+
+def write(path: Path, data: bytes, chance: random.Random) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if path.suffix == ".csv":
+        for row in data.splitlines(keepends=True):
+            if path.exists():
+                path.chmod(0o600)
+            with path.open("ab") as file:
+                file.write(row)
+            path.chmod(0o400)
+        return
+    how = chance.choice(["whole", "pieces", "moved"])
+    target = path.with_name(f"{path.name[:200]}.part") if how == "moved" else path
+    with target.open("wb", buffering=0) as file:
+        step = max(1, len(data) // 7) if how == "pieces" else max(1, len(data))
+        for at in range(0, len(data), step):
+            file.write(data[at : at + step])
+            os.sched_yield()
+    target.chmod(0o400)
+    if target != path:
+        target.rename(path)
+
+
+def main() -> None:
+    origin, target, seed = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+    chance = random.Random(seed)
+    files = [path for path in sorted(origin.rglob("*")) if path.is_file()]
+    chance.shuffle(files)
+    for path in files:
+        write(target / path.relative_to(origin), path.read_bytes(), chance)
+
+
+main()

@@ -1,0 +1,240 @@
+"""Ingest as people run it: beside a job that writes, killed at any moment, and in an agent."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from suites.native_tree import hidden, native_files, stored, write_tree
+
+import rankdump
+from rankdump import reader
+from rankdump.contract.errors import DamagedError
+from rankdump.reader import Dump, Entry
+
+GOLDEN = Path(__file__).parents[3] / "shared" / "golden" / "mindspore"
+JOBS = Path(__file__).parent / "jobs"
+TREES = (
+    "2.7.0-two-ranks",
+    "2.7.0-three-graphs",
+    "2.7.0-dtypes",
+    "2.7.0-longname",
+    "2.0.0-two-ranks",
+    "2.0.0-dtypes",
+)
+WAIT_S = 60
+
+
+def start(*arguments: object, cli: bool = True, **fields) -> subprocess.Popen[str]:
+    module = "rankdump.cli" if cli else "rankdumpd"
+    command = [sys.executable, "-m", module, "ingest", *map(str, arguments)]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **fields
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=WAIT_S)
+    return process.returncode, out, err
+
+
+def wait_for(holds: Callable[[], bool], what: str = "it") -> None:
+    done = threading.Event()
+    for _ in range(100 * WAIT_S):
+        if holds():
+            return
+        done.wait(0.01)
+    raise AssertionError(f"{what} does not come")
+
+
+def gone(path: Path) -> Callable[[], bool]:
+    return lambda: not path.exists()
+
+
+def assert_same_arrays(ours: Path, theirs: Path) -> None:
+    """Every tensor by its key, unreadable ones unreadable in both."""
+    mine, native = rankdump.open(ours), rankdump.open(theirs)
+    by_key = {entry.key: entry for entry in mine.tensors()}
+    entries = native.tensors()
+    assert entries
+    assert set(by_key) == {entry.key for entry in entries}
+    for entry in entries:
+        np.testing.assert_array_equal(loaded(mine, by_key[entry.key]), loaded(native, entry))
+
+
+def loaded(dump: Dump, entry: Entry) -> np.ndarray | str:
+    try:
+        return dump.load(entry)
+    except DamagedError:
+        return "damaged"
+
+
+@pytest.mark.parametrize("tree", TREES)
+@pytest.mark.parametrize("delete", [False, True])
+def test_golden_tree_while_it_is_written(tree: str, delete: bool, tmp_path: Path):
+    """Followed while another process writes it, a real tree gives the same arrays."""
+    origin = GOLDEN / tree
+    if not origin.is_dir():
+        pytest.skip("the golden trees are not beside this clone")
+    source, target = tmp_path / "source", tmp_path / "tree"
+    source.mkdir()
+    more = ["--delete-source"] * delete
+    process = start(source, "--into", target, "--follow", "--json", *more)
+    wait_for((target / ".rankdump" / "ingest.sqlite").exists, "the ingest")
+    seed = TREES.index(tree) * 2 + delete
+    writer = [sys.executable, str(JOBS / "native_writer.py"), str(origin), str(source), str(seed)]
+    assert subprocess.run(writer, check=False).returncode == 0
+    process.send_signal(signal.SIGINT)
+    code, out, err = finish(process)
+    assert (code, err) == (0, "")
+    files = {p.relative_to(origin).as_posix(): p for p in origin.rglob("*") if p.is_file()}
+    assert stored(target) == {name: path.read_bytes() for name, path in files.items()}
+    assert_same_arrays(target, origin)
+    assert json.loads(out)["removed"] == delete * len(files)
+    assert list(source.iterdir()) == [] if delete else stored(source).keys() == files.keys()
+    view = reader.status(target)
+    assert all(iteration.complete and iteration.balanced for iteration in view.iterations)
+
+
+@pytest.mark.parametrize("delete", [False, True])
+@pytest.mark.parametrize("seed", range(2))
+def test_killed_at_any_call_and_run_again(seed: int, delete: bool, tmp_path: Path):
+    """After every kill each file is in the source or committed; in the end each is there once."""
+    source, tree = tmp_path / "source", tmp_path / "tree"
+    files = write_tree(source, dict(native_files(ranks=1)))
+    chance, kills = random.Random(seed), 0
+    more = ["--delete-source"] * delete
+    for _ in range(12):
+        call = chance.choice([chance.randint(1, 60), chance.randint(60, 400)])
+        command = [sys.executable, str(JOBS / "killed_ingest.py"), str(call), str(source)]
+        done = subprocess.run([*command, "--into", str(tree), *more], capture_output=True)
+        if done.returncode == 0:
+            break
+        kills += 1
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        kept = stored(tree) if tree.exists() else {}
+        kept = {name: data for name, data in kept.items() if "/.ingest-" not in name}
+        assert files.items() >= kept.items()
+        for name, data in files.items():
+            assert (source / name).exists() or kept[name] == data
+    assert kills > 2
+    code, _, err = finish(start(source, "--into", tree, *more))
+    assert (code, err) == (0, "")
+    assert stored(tree) == files
+    assert not hidden(tree)
+    assert not delete or list(source.iterdir()) == []
+    view = reader.status(tree)
+    assert [(i.complete, i.balanced, i.expected) for i in view.iterations] == [(True, True, 9)] * 2
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_killed_while_following(seed: int, tmp_path: Path):
+    """The whole command, killed from outside again and again while a job writes."""
+    chance = random.Random(seed)
+    source, tree = tmp_path / "source", tmp_path / "tree"
+    source.mkdir()
+    files = dict(native_files(ranks=3, iterations=3))
+    names, done = sorted(files), set[str]()
+    while len(done) < len(names):
+        process = start(source, "--into", tree, "--follow", "--delete-source", cli=False)
+        few = {name: files[name] for name in names[len(done) : len(done) + chance.randint(5, 60)]}
+        write_tree(source, few)
+        done.update(few)
+        goals = [source / name for name in sorted(few) if name.endswith(".npy")]
+        if goals:
+            wait_for(gone(chance.choice(goals)), "the last tensor")
+        process.kill()
+        finish(process)
+    code, _, err = finish(start(source, "--into", tree, "--delete-source"))
+    assert (code, err) == (0, "")
+    assert stored(tree) == files
+    assert not hidden(tree)
+    assert list(source.iterdir()) == []
+
+
+def test_two_at_once(tmp_path: Path):
+    """The second is refused with one line; the first does not notice."""
+    source, tree = tmp_path / "source", tmp_path / "tree"
+    files = write_tree(source)
+    first = start(source, "--into", tree, "--follow")
+    wait_for((tree / ".rankdump" / "ingest.sqlite").exists, "the first")
+    code, out, err = finish(start(source, "--into", tree))
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "no other ingest uses" in err
+    first.send_signal(signal.SIGTERM)
+    assert finish(first)[0] == 0
+    assert stored(tree) == files
+
+
+def test_the_engine_goes_when_the_command_is_killed(tmp_path: Path):
+    """Nobody is left to write to a tree that the next command wants."""
+    source, tree = tmp_path / "source", tmp_path / "tree"
+    files = write_tree(source)
+    first = start(source, "--into", tree, "--follow", "--delete-source")
+    wait_for((tree / ".rankdump" / "ingest.sqlite").exists, "the first")
+    first.kill()
+    first.wait()
+    last = ""
+
+    def free() -> bool:
+        nonlocal last
+        code, _, last = finish(start(source, "--into", tree, "--delete-source"))
+        return code == 0
+
+    wait_for(free, "an end")
+    assert stored(tree) == files
+    first.communicate()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_agent_takes_over_its_folder(workers: int, short_dir: Path):
+    """As it comes, with each tensor removed; what may be appended to stays for its writer."""
+    source, tree = short_dir / "source", short_dir / "tree"
+    config = short_dir / "agent.toml"
+    config.write_text(
+        f'[agent]\nlisten = "unix:{short_dir}/a.sock"\nstate_dir = "{short_dir}/state"\n'
+        f'workers = {workers}\ningest_dir = "{source}"\ningest_into = "{tree}"\n'
+        "ingest_delete = true\n"
+    )
+    source.mkdir()
+    agent = subprocess.Popen(
+        [sys.executable, "-m", "rankdumpd", "agent", "--config", str(config)],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    wait_for((tree / ".rankdump" / "ingest.sqlite").exists, "the ingest")
+    files = write_tree(source)
+    tensors = {name for name in files if name.endswith(".npy") or "Add." in name}
+    wait_for(lambda: not any((source / name).exists() for name in tensors), "the last tensor")
+    wait_for((short_dir / "a.sock").exists, "the agent")
+    agent.send_signal(signal.SIGTERM)
+    _, log = agent.communicate(timeout=WAIT_S)
+    assert agent.returncode == 0, log
+    assert stored(tree) == files
+    assert f"took over {len(files)} files" in log
+    assert log.count("following ") == 1
+    left = {path.relative_to(source).as_posix() for path in source.rglob("*") if path.is_file()}
+    assert left == set(files) - tensors
+
+
+def test_an_agent_refuses_folders_within_each_other(short_dir: Path):
+    environ = os.environ | {
+        "RANKDUMPD_AGENT__LISTEN": f"unix:{short_dir}/a.sock",
+        "RANKDUMPD_AGENT__STATE_DIR": str(short_dir / "state"),
+        "RANKDUMPD_AGENT__INGEST_DIR": str(short_dir),
+        "RANKDUMPD_AGENT__INGEST_INTO": str(short_dir / "tree"),
+        "RANKDUMPD_AGENT__INGEST_DELETE": "true",
+    }
+    command = [sys.executable, "-m", "rankdumpd", "agent"]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "outside of" in done.stderr

@@ -1,0 +1,70 @@
+"""`rankdump ingest` from outside: its last line, its codes, and what it says of bad input."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from suites.native_tree import native_files, stored, write_file, write_tree
+
+
+def ingest(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "rankdump.cli", "ingest", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_one_last_line(tmp_path: Path):
+    """Files, bytes in, bytes stored, linked, skipped, failed; code 0."""
+    files = write_tree(tmp_path / "source")
+    done = ingest(tmp_path / "source", "--into", tmp_path / "tree", "--codec", "none")
+    assert (done.returncode, done.stderr, done.stdout.count("\n")) == (0, "", 1)
+    assert f"{len(files)} files taken" in done.stdout
+    assert "0 skipped, 0 failed" in done.stdout
+    assert stored(tmp_path / "tree") == files
+
+
+def test_json(tmp_path: Path):
+    files = write_tree(tmp_path / "source", dict(native_files(ranks=1, iterations=1)))
+    write_file(tmp_path / "source" / "bad.npy", b"x")
+    done = ingest(tmp_path / "source", "--into", tmp_path / "tree", "--json")
+    said = json.loads(done.stdout)
+    assert done.returncode == 1
+    assert (said["files"], said["failed"], said["complete"]) == (len(files), 1, True)
+    assert done.stderr == "rankdump: left: bad.npy: not an npy file: it starts with b'x'\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "into", "says"),
+    [
+        ("nothing", "tree", "No such file"),
+        ("file", "tree", "Not a directory"),
+        ("source", "source/tree", "outside of"),
+        ("source", "", "outside of"),
+        ("source", "file", "Not a directory"),
+        ("source", "file/tree", "Not a directory"),
+    ],
+)
+def test_bad_folders_are_one_line(tmp_path: Path, source: str, into: str, says: str):
+    """Code 2, and nothing is made."""
+    (tmp_path / "source").mkdir()
+    (tmp_path / "file").write_text("x")
+    done = ingest(tmp_path / source, "--into", tmp_path / into)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert says in done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "source"]
+
+
+def test_bad_options(tmp_path: Path):
+    assert ingest(tmp_path).returncode == 2
+    assert ingest(tmp_path, "--into", tmp_path / "x", "--codec", "lzma").returncode == 2
+    assert ingest(tmp_path, "--into", tmp_path / "x", "--until-idle", "-1").returncode == 2
+
+
+def test_until_idle(tmp_path: Path):
+    files = write_tree(tmp_path / "source", dict(native_files(ranks=1, iterations=1)))
+    done = ingest(tmp_path / "source", "--into", tmp_path / "tree", "--until-idle", "0.1")
+    assert done.returncode == 0, done.stderr
+    assert stored(tmp_path / "tree") == files

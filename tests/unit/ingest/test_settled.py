@@ -1,0 +1,109 @@
+"""Who still writes: the kernel's word, or time."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from rankdumpd.agent.values import Stamp
+from rankdumpd.ingest.settled import YOUNG_S, Waiting, leased
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "file"
+    path.write_bytes(b"12345")
+    return path
+
+
+def test_nobody_writes(file: Path):
+    descriptor = os.open(file, os.O_RDONLY)
+    for _ in range(2):
+        with leased(descriptor) as free:
+            assert free is True
+    os.close(descriptor)
+    file.write_bytes(b"")  # it was given back
+
+
+def test_somebody_writes(file: Path):
+    """Another process, too."""
+    descriptor = os.open(file, os.O_RDONLY)
+    with file.open("ab"), leased(descriptor) as free:
+        assert free is False
+    script = f"import sys; f = open({str(file)!r}, 'ab'); print('open', flush=True); input()"
+    writer = subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert writer.stdout is not None
+    writer.stdout.readline()
+    with leased(descriptor) as free:
+        assert free is False
+    writer.communicate(b"\n")
+    with leased(descriptor) as free:
+        assert free is True
+    os.close(descriptor)
+
+
+def test_a_writer_waits_until_it_is_given_back(file: Path):
+    """The signal that the kernel sends then does not end this process."""
+    descriptor = os.open(file, os.O_RDONLY)
+    opened = threading.Event()
+
+    def write() -> None:
+        with file.open("r+b") as writer:
+            writer.truncate(0)
+            opened.set()
+
+    thread = threading.Thread(target=write)
+    with leased(descriptor) as free:
+        assert free
+        thread.start()
+        assert not opened.wait(0.2)
+        assert os.fstat(descriptor).st_size == 5
+    thread.join(60)
+    assert opened.is_set()
+    os.close(descriptor)
+    assert signal.getsignal(signal.SIGURG) in (signal.SIG_DFL, signal.SIG_IGN)
+
+
+def test_where_there_are_no_leases(file: Path, monkeypatch: pytest.MonkeyPatch):
+    def refuse(_descriptor: int, command: int, *_args: object) -> int:
+        if command == fcntl.F_SETLEASE:
+            raise OSError(22, "Invalid argument")
+        return 0
+
+    monkeypatch.setattr(fcntl, "fcntl", refuse)
+    descriptor = os.open(file, os.O_RDONLY)
+    with leased(descriptor) as free:
+        assert free is None
+    os.close(descriptor)
+
+
+def test_waiting_until_nothing_has_changed():
+    """A file is ripe once it was the same for long enough; one that changes waits on."""
+    waiting, now = Waiting(), {"a": Stamp(1, 1, 1), "b": Stamp(2, 1, 1), "c": Stamp(3, 1, 1)}
+    for path, stamp in now.items():
+        waiting.add(path, stamp, 10.0)
+    waiting.add("a", now["a"], 11.0)  # the same: it has waited since 10
+    assert waiting.due_s() == 10.0 + YOUNG_S
+    assert waiting.take(11.9, now.get) == []
+    now["b"] = Stamp(2, 5, 2)
+    del now["c"]
+    assert [c.path for c in waiting.take(12.0, now.get) if c.aged] == ["a"]
+    assert [c.path for c in waiting.take(14.0, now.get)] == ["b"]
+    assert len(waiting) == 0
+
+
+def test_waiting_after_each_event():
+    waiting = Waiting()
+    waiting.touch("table.csv", 1.0)
+    waiting.touch("table.csv", 2.5)
+    assert waiting.take(3.5, lambda _path: Stamp(1, 1, 1)) == []
+    assert [c.path for c in waiting.take(4.5, lambda _path: Stamp(1, 2, 3))] == ["table.csv"]
