@@ -26,6 +26,7 @@ from rankdumpd.ingest.source import Source
 from rankdumpd.ingest.state import Place, State
 from rankdumpd.ingest.values import PACKED_SUFFIX, Kind, Member, Taken
 
+
 def place_of(path: str) -> Place | None:
     """Return the rank and iteration that a file's folder belongs to; None outside of all."""
     folder, _, name = path.rpartition("/")
