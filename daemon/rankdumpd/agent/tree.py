@@ -118,6 +118,19 @@ class Tree:
         if self._synced:
             sync_folder(where)
 
+    def claim(self, folder: str, name: str, who: str) -> bool:
+        """Put a name down for somebody; return whether it is theirs, now or since earlier."""
+        path = f"{self._folder(folder)}/{name}"
+        for _ in range(2):
+            try:
+                # A link is there with its text or not at all, on a shared disk as well.
+                os.symlink(who, path)
+            except FileNotFoundError:
+                self._make_folders(Path(path).parent)
+            except FileExistsError:
+                break
+        return os.readlink(path) == who
+
     def append_lines(self, folder: str, name: str, lines: Iterable[str]) -> None:
         """Add all of the lines to a file of lines or, after an OSError, none of them.
 

@@ -11,6 +11,7 @@ from rankdump.contract.layout.layouts import LAYOUTS, Layout
 from rankdump.contract.layout.place import Stand
 from rankdump.contract.layout.profile import PROFILES
 from rankdump.contract.plan import Content, DumpPlan
+from rankdumpd.agent.claims import claimed
 from rankdumpd.agent.join import Joiner
 from rankdumpd.agent.names import Names
 from rankdumpd.agent.tabulate import Tables
@@ -46,16 +47,19 @@ class Outlet:
 def outlet_of(request: SessionRequest, plan: DumpPlan) -> Outlet:
     """Return the rooms of a session whose plan has been vetted."""
     output, content, delivery = plan.output, plan.content, plan.delivery
-    layout, stand = LAYOUTS[output.layout], _stand(request, plan)
+    layout = LAYOUTS[output.layout]
     codec, synced = codec_named(output.codec), delivery.durability == "synced"
     degrades = delivery.on_full == "statistic"
-    header, items = _columns(content, stand)
     tree = Tree(
         output.root,
         file_mode=output.file_mode,
         folder_mode=output.folder_mode,
         synced=synced,
     )
+    stand = Stand(output.root, request.device, output.started, PROFILES[output.profile])
+    if layout.timed:
+        stand = claimed(tree, stand, job_id=request.job_id, rank=request.rank)
+    header, items = _columns(content, stand)
     names = Names(tree)
     target = request.device_target
     return Outlet(
@@ -72,11 +76,6 @@ def outlet_of(request: SessionRequest, plan: DumpPlan) -> Outlet:
         items=items if content.saved == "full" else None,
         synced=synced,
     )
-
-
-def _stand(request: SessionRequest, plan: DumpPlan) -> Stand:
-    output = plan.output
-    return Stand(output.root, request.device, output.started, PROFILES[output.profile])
 
 
 def _columns(content: Content, stand: Stand) -> tuple[str, tuple[str, ...]]:

@@ -1,0 +1,49 @@
+"""Two ranks never write into one folder that is named by a second."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rankdump.contract.layout.place import Stand
+from rankdumpd.agent.claims import claimed
+from rankdumpd.agent.tree import Tree
+
+
+def tree_of(root: Path) -> Tree:
+    return Tree(str(root), file_mode=0o440, folder_mode=0o750)
+
+
+def test_whoever_comes_second_takes_the_next_second(tmp_path):
+    """Law: one rank of one job always gets the same; any other one another."""
+    trees = [tree_of(tmp_path), tree_of(tmp_path)]  # agents of two hosts
+    stand = Stand(str(tmp_path), 3, "20261231235959")
+    who = [(tree, "job", rank) for tree in trees for rank in (3, 11)] + [(trees[0], "other", 3)]
+    for _ in range(2):
+        seconds = [claimed(t, stand, job_id=job, rank=rank).started for t, job, rank in who]
+        assert seconds == [
+            "20261231235959",
+            "20270101000000",
+            "20261231235959",
+            "20270101000000",
+            "20270101000001",
+        ]
+    other_device = Stand(str(tmp_path), 4, "20261231235959")
+    assert claimed(trees[0], other_device, job_id="job", rank=4) == other_device
+
+
+@pytest.mark.parametrize("job_id", ["a\0b", "../../x", "\udcff", "n" * 256])
+def test_any_job_can_claim(job_id, tmp_path):
+    stand = Stand(str(tmp_path), 0, "20261231235959")
+    assert claimed(tree_of(tmp_path), stand, job_id=job_id, rank=0) == stand
+    assert claimed(tree_of(tmp_path), stand, job_id=job_id, rank=1) != stand
+
+
+def test_what_is_no_time_or_cannot_be_written_stays_as_it_is(tmp_path, caplog):
+    stand = Stand(str(tmp_path), 0, "99999999999999")
+    assert claimed(tree_of(tmp_path), stand, job_id="job", rank=0) == stand
+    (tmp_path / "file").write_text("")
+    stand = Stand(str(tmp_path / "file"), 0, "20261231235959")
+    assert claimed(tree_of(tmp_path / "file"), stand, job_id="job", rank=0) == stand
+    assert len(caplog.records) == 2
