@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from rankdump.contract.layout.file_name import numbered
 from rankdump.convert.names import plain_name
 from rankdump.convert.request import Failure, Job
-
-_OTHERS = frozenset(
-    (".npy", ".csv", ".json", ".jsonl", ".txt", ".log", ".md", ".ir", ".pb", ".parquet", ".core")
-)
-"""Endings of what stands beside bin files; whatever else is there may be one."""
-_OUTPUT = re.compile(
-    r"(?:.*\.(?:input|output|l1buffer|space)\.\d+(?:\..*)?|[0-9a-f]{32})\.bin", re.S
-)
-"""Names of elements alone, as this room writes them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +23,7 @@ class Found:
 def find(source: Path, out: Path, *, recursive: bool = False) -> Found:
     """Return the bin files of a folder, or the one file; the folders below only when asked for.
 
-    Links to folders are not followed, and hidden files and what was converted before left alone.
+    Links to folders are not followed. Of a folder only what is named like a bin file is taken.
     """
     if not source.is_dir():
         return Found((_job(source, out),))
@@ -68,10 +59,7 @@ def _files(
 
 
 def _may_be_bin(path: Path) -> bool:
-    name = plain_name(path.name)
-    hidden = name.startswith(".")
-    ending = name[name.rfind(".") :] if "." in name else ""
-    return not hidden and ending not in _OTHERS and not _OUTPUT.fullmatch(name) and path.is_file()
+    return not path.name.startswith(".") and numbered(path.name) and path.is_file()
 
 
 def _job(path: Path, folder: Path) -> Job:

@@ -40,6 +40,7 @@ _EXCEPTION = re.compile(
     rf"(?P<kernel>[^./]+)\.(?P<stream>{NUMBER})\.(?P<task>{NUMBER})"
     rf"(?P<core>\.[^./]+\.{NUMBER})?\.(?P<stamp>{NUMBER})"
 )
+_NUMBERED = re.compile(r"(?:.+\.)?[0-9]+", re.S)
 _TAGGED = re.compile(rf"(?P<name>.+)\.custom\.{NUMBER}")
 _NO_KERNEL = "exception_info"
 
@@ -77,6 +78,14 @@ class FileName:
     """Iteration, of a captured stream."""
     part: tuple[int, ...] = ()
     """Task type, context, thread and device of a part of an FFTS task."""
+
+
+def numbered(name: str) -> bool:
+    """Return whether a name may be a bin file's, as all of them end in a number.
+
+    That is a time stamp, a slot, or what stands in the place of a name that was too long.
+    """
+    return _NUMBERED.fullmatch(name.removesuffix(PACKED)) is not None
 
 
 def parsed(name: str) -> FileName | None:
