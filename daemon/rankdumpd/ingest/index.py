@@ -101,7 +101,8 @@ class Index:
             bytes_in=sum(record.bytes_in for record in records),
             bytes_stored=sum(record.bytes_stored for record in records),
         )
-        return Manifest(status, self._state.world_size(), rank, socket.gethostname(), records)
+        # Files do not say how many ranks there were: a host has its own ranks or devices only.
+        return Manifest(status, 0, rank, socket.gethostname(), records)
 
     def _records(self, files: list[Taken]) -> Iterator[ManifestRecord]:
         names = {folder: self._full_names(folder) for folder in map(_folder_of, files)}

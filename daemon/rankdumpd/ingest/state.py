@@ -134,11 +134,6 @@ class State:
         query = f"SELECT {_FIELDS} FROM files WHERE rank = ? AND iteration = ? ORDER BY path"
         return list(map(_taken, self._select(query, *place)))
 
-    def world_size(self) -> int:
-        """Return one more than the highest rank."""
-        ((highest,),) = self._select("SELECT max(rank) FROM files")
-        return 0 if highest is None else highest + 1
-
     def indexed(self, place: Place) -> None:
         """Say that the manifest of an iteration has all of its tensors."""
         query = "UPDATE files SET indexed = 1 WHERE rank = ? AND iteration = ?"
