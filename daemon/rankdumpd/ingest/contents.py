@@ -14,13 +14,13 @@ import xxhash
 from rankdump.contract import npy
 from rankdump.contract.dump_types import DATA_TYPES
 from rankdump.contract.errors import DamagedError
+from rankdump.contract.layout.file_name import numbered
 from rankdump.dumpdata import BinFile, Payload, parse
 from rankdumpd.ingest.values import PACKED_SUFFIX, Content, Kind, Member
 
 _SMALL_BYTES = 1 << 20
 _STRAY_BYTES = 8
 """Most that stands behind an empty tensor: one element (mindspore-observed.md 2.6)."""
-_NUMBERED = re.compile(r"(?:.+\.)?[0-9]+")
 _BFLOAT16 = re.compile(rb"('descr': *')<[ETh]2'")
 """How MindSpore names a type that numpy does not know: `<h2` in 2.2, `<T2` in 2.3, then `<E2`."""
 
@@ -31,8 +31,7 @@ def kind_of(name: str) -> Kind:
         return Kind.NPY
     if name.endswith(PACKED_SUFFIX):
         return Kind.PACKED
-    # A time stamp, or the number in the place of a name that was too long (ascend-formats.md 2.3).
-    return Kind.BIN if _NUMBERED.fullmatch(name) else Kind.PLAIN
+    return Kind.BIN if numbered(name) else Kind.PLAIN
 
 
 def examine(name: str, data: memoryview) -> Content:
