@@ -147,7 +147,7 @@ def test_the_rest_is_converted(source, tmp_path, capsys):
     assert [line.partition(": ")[0] for line in lines[1:]] == [
         str(source / name) for name in ("Cut.a.1.2.3", "Noise.a.1.2.3", "Text.a.1.2.3")
     ]
-    assert "output 0: elements of type STRING cannot be read" in lines[2]
+    assert "output 0: elements of type STRING cannot be read" in lines[3]
     assert said.endswith("1 empty, 3 not or not wholly converted\n")
     assert f"{NAME}.input.0.npy" in files_of(tmp_path / "out")
     assert "Text.a.1.2.3.input.0.npy" in files_of(tmp_path / "out")
