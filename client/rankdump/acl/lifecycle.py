@@ -15,13 +15,13 @@ from functools import wraps
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
-from rankdump.acl.counting import CallSession
 from rankdump.contract import dialect
 from rankdump.contract.dialect.notes import Notes
 from rankdump.contract.errors import ConfigError
 from rankdump.contract.plan import DumpPlan
 from rankdump.identity import DEFAULT_AGENT, Identity, identify
 from rankdump.session import Session, default
+from rankdump.session.counting import CallSession
 from rankdump.session.plans import STARTED_FORM, STARTED_VARIABLE
 
 logger = logging.getLogger("rankdump")

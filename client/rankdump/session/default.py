@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from rankdump.session.counting import CallSession
 from rankdump.session.frameworks import mark
 from rankdump.session.lifetime import Session
 
@@ -68,5 +69,5 @@ def _session() -> Session:
     if _instead is not None:
         return _instead()
     if _default is None or _default.closed:
-        _default = Session.from_environment()
+        _default = CallSession.from_environment()
     return _default

@@ -133,7 +133,7 @@ def test_the_rest_is_converted(source, tmp_path, capsys):
     whole = (source / NAME).read_bytes()
     (source / "Cut.a.1.2.3").write_bytes(whole[:-1])
     (source / "Empty.a.1.2.3").write_bytes(b"12345678")
-    (source / "garbage").write_bytes(bytes(range(256)))
+    (source / "Noise.a.1.2.3").write_bytes(bytes(range(256)))
     text = tensor("output", numbered((3,), "uint8"), data_type=13)
     (source / "Text.a.1.2.3").write_bytes(bin_file(text, PARTS[1]))
     (source / "x.npy").write_bytes(b"anything")
@@ -145,14 +145,14 @@ def test_the_rest_is_converted(source, tmp_path, capsys):
     lines = err.splitlines()
     assert lines[0] == f"{source / 'Empty.a.1.2.3'}: empty"
     assert [line.partition(": ")[0] for line in lines[1:]] == [
-        str(source / name) for name in ("Cut.a.1.2.3", "Text.a.1.2.3", "garbage")
+        str(source / name) for name in ("Cut.a.1.2.3", "Noise.a.1.2.3", "Text.a.1.2.3")
     ]
-    assert "output 0: elements of type STRING cannot be read" in lines[2]
+    assert "output 0: elements of type STRING cannot be read" in lines[3]
     assert said.endswith("1 empty, 3 not or not wholly converted\n")
     assert f"{NAME}.input.0.npy" in files_of(tmp_path / "out")
     assert "Text.a.1.2.3.input.0.npy" in files_of(tmp_path / "out")
     # Nothing failed any more: an old list would lie.
-    for name in ("Cut.a.1.2.3", "Text.a.1.2.3", "garbage"):
+    for name in ("Cut.a.1.2.3", "Noise.a.1.2.3", "Text.a.1.2.3"):
         (source / name).unlink()
     assert run(capsys, source, tmp_path / "out")[0] == 0
     assert "convert_failed_file_list.txt" not in files_of(tmp_path / "out")

@@ -1,28 +1,33 @@
-"""A session whose iterations are the calls of its models: inference has no steps."""
+"""A session whose iterations may be the calls of its models: inference has no steps."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from rankdump.session import Session
+from rankdump.contract.plan import DumpPlan
 from rankdump.session.frameworks import Outermost, outermost_of
 from rankdump.session.guard import never_raises
+from rankdump.session.lifetime import Session
+from rankdump.session.plans import PlanSource
 
 
 class CallSession(Session):
     """Begins an iteration with every outermost call of a model, until the script itself does.
 
-    A model is called once at most in an iteration; models that take turns share one.
+    Only where the plan comes from an `acl.json`: all others speak of steps. A model is called once
+    at most in an iteration; models that take turns share one.
     """
 
-    _outermost: Outermost | None = None
-    _told = False
-    _iteration = 0
+    def __init__(self, plan: DumpPlan | PlanSource | None = None, **about: Any) -> None:
+        self._outermost: Outermost | None = None
+        self._told = not (isinstance(plan, DumpPlan) and plan.dialect == "acl")
+        self._iteration = 0
+        super().__init__(plan, **about)
 
     @never_raises
     def attach(self, model: Any, name: str = "") -> None:
         """Observe a model's operators, and count its calls."""
-        if self.active:
+        if self.active and not self._told:
             self._watch(model)
         super().attach(model, name)
 
