@@ -34,6 +34,8 @@ _MOST_ID = (1 << 32) - 1
 _FEWEST, _MOST = 2, 4
 """Numbers of a name in front of what FFTS adds."""
 _OVERFLOW = ("Opdebug", "Node_OpDebug")
+OVERFLOW_START = ".".join((*_OVERFLOW, ""))
+"""What the name of a file that tells of an overflow begins with."""
 _NAME = re.compile(
     rf"(?P<first>[^./]+)\.(?P<second>[^./]+)\.(?P<numbers>{NUMBER}(?:\.{NUMBER}){{1,7}})"
     rf"(?:\.(?P<side>input|output)\.(?P<slot>{NUMBER})"
