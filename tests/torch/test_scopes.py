@@ -10,6 +10,7 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from rankdump.adapters.torch.scopes import named_parameters, tree_of
+from rankdump.session.frameworks import name_of
 
 
 class Net(nn.Module):
@@ -52,6 +53,14 @@ def test_wrappers_do_not_appear(make) -> None:
     }
     parameters = dict(named_parameters(model))
     assert list(parameters) == ["inner.0.weight", "inner.0.bias"]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("make", WRAPPERS.values(), ids=WRAPPERS)
+def test_a_model_is_called_by_its_own_class(make) -> None:
+    """`acl.json` names a model as its author does, whatever the script wraps it in."""
+    assert name_of(make()) == "Net"
+    assert name_of("text") == "str"
 
 
 def test_shared_parts_have_one_name() -> None:

@@ -66,7 +66,7 @@ class OpInput:
     @property
     def placeholder(self) -> bool:
         """Whether it only keeps the slot of a tensor that was not dumped."""
-        return not (self.data_type or self.size or (self.shape and self.shape.dim))
+        return _placeholder(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,11 @@ class OpOutput:
     @property
     def placeholder(self) -> bool:
         """Whether it only keeps the slot of a tensor that was not dumped."""
-        return not (self.data_type or self.size or (self.shape and self.shape.dim))
+        return _placeholder(self)
+
+
+def _placeholder(part: OpInput | OpOutput) -> bool:
+    return not (part.data_type or part.size or (part.shape and part.shape.dim))
 
 
 @dataclass(frozen=True, slots=True)

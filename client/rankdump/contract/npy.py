@@ -20,6 +20,7 @@ from rankdump.contract.errors import DamagedError
 _MAGIC = b"\x93NUMPY"
 _ALIGN = 64
 MAX_DIMENSIONS = 64
+_MAX_HEADER_BYTES = 1 << 20
 _DESCR = re.compile(r"[<>|=]?(?:b1|[iu][1248]|f[248]|c8|c16)")
 
 
@@ -63,13 +64,7 @@ def _padded(length: int) -> int:
 
 def parse_header(data: bytes | memoryview) -> NpyHeader:
     """Return the header at the start of these bytes; DamagedError when there is none."""
-    head = bytes(data[:12])
-    if head[:6] != _MAGIC or head[6:7] not in (b"\x01", b"\x02", b"\x03"):
-        raise DamagedError(f"not an npy file: it starts with {head[:8]!r}")
-    start, width = (10, 2) if head[6] == 1 else (12, 4)
-    end = start + int.from_bytes(head[8 : 8 + width], "little")
-    if end > len(data):
-        raise DamagedError(f"npy header of {end} bytes in a file of {len(data)}")
+    start, end = header_text(data)
     try:
         fields = ast.literal_eval(bytes(data[start:end]).decode("latin-1").strip())
         descr: object = fields["descr"]
@@ -85,20 +80,43 @@ def parse_header(data: bytes | memoryview) -> NpyHeader:
     return NpyHeader(descr, fortran, shape, end)
 
 
+def header_text(data: bytes | memoryview) -> tuple[int, int]:
+    """Return where the header's text begins and ends; DamagedError when it is not all there."""
+    head = bytes(data[:12])
+    if head[:6] != _MAGIC or head[6:7] not in (b"\x01", b"\x02", b"\x03"):
+        raise DamagedError(f"not an npy file: it starts with {head[:8]!r}")
+    start, width = (10, 2) if head[6] == 1 else (12, 4)
+    end = start + int.from_bytes(head[8 : 8 + width], "little")
+    if end > _MAX_HEADER_BYTES:
+        raise DamagedError(f"npy header of {end} bytes, at most {_MAX_HEADER_BYTES} expected")
+    if end > len(data):
+        raise DamagedError(f"npy header of {end} bytes in a file of {len(data)}")
+    return start, end
+
+
 def _is_extent(number: int) -> bool:
     return not isinstance(number, bool) and 0 <= number < 1 << 63
 
 
 def array(data: bytes | memoryview) -> npt.NDArray[Any]:
     """Return the array of a whole npy file as a read-only view of its bytes."""
-    head = parse_header(data)
-    if len(data) - head.data_offset != head.data_bytes:
-        raise DamagedError(
-            f"npy file with {len(data) - head.data_offset} bytes of elements, "
-            f"its header says {head.data_bytes}"
-        )
+    return array_behind(parse_header(data), data)
+
+
+def array_behind(head: NpyHeader, data: bytes | memoryview) -> npt.NDArray[Any]:
+    """Return the array of a whole npy file whose header was read."""
+    check_size(head, len(data))
     flat = np.frombuffer(data, dtype=head.descr, offset=head.data_offset)
     try:
         return flat.reshape(head.shape, order="F" if head.fortran_order else "C")
     except (ValueError, OverflowError):
         raise DamagedError(f"npy file of shape {head.shape}, which no array can have") from None
+
+
+def check_size(head: NpyHeader, file_bytes: int) -> None:
+    """Raise DamagedError unless a file of that size has all elements and nothing behind them."""
+    found = file_bytes - head.data_offset
+    if found != head.data_bytes:
+        raise DamagedError(
+            f"npy file with {found} bytes of elements, its header says {head.data_bytes}"
+        )

@@ -14,9 +14,9 @@ from typing import Any
 import numpy.typing as npt
 
 from rankdump.contract.dumpdata import OpInput, OpOutput
+from rankdump.contract.layout.file_name import PACKED
 from rankdump.dumpdata import Payload, type_name
 
-PACKED_SUFFIX = ".zst"
 _LACKING = {
     "BF16": "bfloat16",
     "HIFLOAT8": "hifloat8",
@@ -29,7 +29,7 @@ LIMIT = 255
 
 def plain_name(file_name: str) -> str:
     """Return the name of a bin file without the suffix of its packing."""
-    return file_name.removesuffix(PACKED_SUFFIX)
+    return file_name.removesuffix(PACKED)
 
 
 def as_dumped(name: str, payload: Payload, array: npt.NDArray[Any], kind: str, device: str) -> str:

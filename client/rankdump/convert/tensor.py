@@ -14,14 +14,13 @@ from rankdump.contract.dumpdata import OpInput, OpOutput
 from rankdump.contract.errors import UnsupportedError
 from rankdump.contract.formats import Converted, Origin, convert
 from rankdump.contract.formats.lettered import FLAT
+from rankdump.contract.layout.file_name import OVERFLOW_START
 from rankdump.contract.opdebug import opdebug_json
 from rankdump.convert import names
 from rankdump.convert.request import Request
 from rankdump.dumpdata import Payload, array
 
 Array: TypeAlias = npt.NDArray[Any]
-OPDEBUG = "Opdebug.Node_OpDebug."
-"""What the name of a file that tells of an overflow begins with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +36,8 @@ def wanted(file_name: str, payload: Payload, request: Request) -> bool:
     """Whether a payload becomes a file; placeholders of slots that were not dumped do not."""
     part = payload.part
     if not isinstance(part, OpInput | OpOutput):
-        return not request.target and not file_name.startswith(OPDEBUG) and not request.side
-    if file_name.startswith(OPDEBUG):
+        return not request.target and not file_name.startswith(OVERFLOW_START) and not request.side
+    if file_name.startswith(OVERFLOW_START):
         return payload.kind == "output"
     if request.side and (payload.kind, payload.index) != (request.side, request.index):
         return False
@@ -50,7 +49,7 @@ def made(file_name: str, payload: Payload, data: memoryview, request: Request) -
     part, name = payload.part, names.plain_name(file_name)
     if not isinstance(part, OpInput | OpOutput):
         return Made(names.as_bytes(name, payload), (data,))
-    if file_name.startswith(OPDEBUG):
+    if file_name.startswith(OVERFLOW_START):
         return Made(names.as_json(name, payload), (opdebug_json(bytes(data)).encode(),))
     word = format_word(part.format)
     tensor = array(part, data)

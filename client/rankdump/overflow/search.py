@@ -5,7 +5,6 @@ What cannot be read is named and the search goes on; links are not followed.
 
 from __future__ import annotations
 
-import csv
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -13,10 +12,11 @@ from pathlib import Path
 from typing import TypeAlias
 
 from rankdump.contract.errors import DamagedError, UnsupportedError
+from rankdump.contract.layout.file_name import PACKED, FileKind, FileName, parsed
+from rankdump.contract.layout.long_names import LongNames
 from rankdump.contract.layout.place import MAPPING_FILE
 from rankdump.contract.opdebug import UNKNOWN_ID, OpDebug, Section, opdebug
 from rankdump.dumpdata import open_bin
-from rankdump.overflow.names import DumpName, dump_name
 
 MAX_DEPTH = 30
 """Folders below the first, as msaccucmp goes down."""
@@ -29,7 +29,7 @@ class Hit:
     """A section of a record, and the files of the operator that it speaks of."""
 
     section: Section
-    files: tuple[tuple[DumpName, str], ...]
+    files: tuple[tuple[FileName, str], ...]
     """What the names say, and the names on disk; operators of one task may be several."""
 
     @property
@@ -69,7 +69,7 @@ class Search:
 class _File:
     """A file of a folder: what its name says, and its name on disk."""
 
-    name: DumpName
+    name: FileName
     on_disk: str
 
 
@@ -87,7 +87,7 @@ def search(path: Path) -> Search:
                 _take(folder / file.on_disk, file.name, by_task, found)
     else:
         files = _listing(path.parent, found)
-        _take(path, dump_name(path.name), _by_task(files), found)
+        _take(path, parsed(path.name), _by_task(files), found)
     return found
 
 
@@ -116,11 +116,11 @@ def _listing(folder: Path, found: Search) -> list[_File]:
         found.problems.append(f"{folder}: cannot be read: {error.strerror}")
         return []
     try:
-        mapped = _mapped(folder / MAPPING_FILE) if MAPPING_FILE in names else {}
-    except (OSError, DamagedError, csv.Error, UnicodeDecodeError) as error:
+        long = _long_names(folder / MAPPING_FILE) if MAPPING_FILE in names else LongNames()
+    except (OSError, DamagedError) as error:
         found.problems.append(f"{folder / MAPPING_FILE}: cannot be read: {error}")
-        mapped = {}
-    read = ((dump_name(mapped.get(name, name)), name) for name in names)
+        long = LongNames()
+    read = ((parsed(long.full(name)), name) for name in names)
     return [_File(name, on_disk) for name, on_disk in read if name is not None]
 
 
@@ -133,26 +133,24 @@ def _by_task(files: list[_File]) -> _ByTask:
     return found
 
 
-def _mapped(path: Path) -> dict[str, str]:
-    """Return the names that were too long for the disk, by those that they have on it."""
+def _long_names(path: Path) -> LongNames:
     size = path.stat().st_size
     if size > _MAX_MAPPING_BYTES:
         raise DamagedError(f"{size} bytes, at most {_MAX_MAPPING_BYTES} expected")
-    with path.open(encoding="utf-8", newline="") as file:
-        return {row[0]: row[1] for row in csv.reader(file) if len(row) == 2}
+    return LongNames.parsed(path.read_bytes())
 
 
 def _records_of(files: list[_File]) -> Iterator[_File]:
     """Yield the overflow files; JSON only where what it was made from is not there."""
     debug = [file for file in files if file.name.debug]
-    plain = {file.on_disk.removesuffix(".zst") for file in debug if file.name.whole}
+    plain = {f.on_disk.removesuffix(PACKED) for f in debug if f.name.kind is FileKind.OVERFLOW}
     for file in debug:
-        source = file.on_disk.partition(".output.")[0]
-        if file.name.whole or (file.name.ending == ".json" and source not in plain):
+        kind, source = file.name.kind, file.on_disk.partition(".output.")[0]
+        if kind is FileKind.OVERFLOW or (kind is FileKind.OVERFLOW_JSON and source not in plain):
             yield file
 
 
-def _take(path: Path, name: DumpName | None, by_task: _ByTask, found: Search) -> None:
+def _take(path: Path, name: FileName | None, by_task: _ByTask, found: Search) -> None:
     try:
         for slot, content in _contents(path, name):
             hits = tuple(Hit(each, _files_of(each, by_task)) for each in content.overflowed)
@@ -163,7 +161,7 @@ def _take(path: Path, name: DumpName | None, by_task: _ByTask, found: Search) ->
         found.problems.append(text if text.startswith(f"{path}: ") else f"{path}: {text}")
 
 
-def _contents(path: Path, name: DumpName | None) -> Iterator[tuple[int, OpDebug]]:
+def _contents(path: Path, name: FileName | None) -> Iterator[tuple[int, OpDebug]]:
     if path.suffix == ".json":
         yield name.slot if name else 0, OpDebug.from_json(_text(path))
         return
@@ -188,15 +186,16 @@ def _text(path: Path) -> bytes:
     return text
 
 
-def _files_of(section: Section, by_task: _ByTask) -> tuple[tuple[DumpName, str], ...]:
+def _files_of(section: Section, by_task: _ByTask) -> tuple[tuple[FileName, str], ...]:
     files = by_task.get(section.field("task_id") or 0, [])
     return tuple((file.name, file.on_disk) for file in files if _speaks_of(section, file.name))
 
 
-def _speaks_of(section: Section, name: DumpName) -> bool:
+def _speaks_of(section: Section, name: FileName) -> bool:
     pairs = (
         (name.stream, section.field("stream_id")),
         (name.context, section.field("context_id")),
         (name.thread, section.field("thread_id")),
     )
-    return all(mine in (None, UNKNOWN_ID) or theirs in (None, mine) for mine, theirs in pairs)
+    # Neither has to say it: 65535 stands for an id that is not known.
+    return all(UNKNOWN_ID in pair or pair[1] in (None, pair[0]) for pair in pairs)

@@ -6,9 +6,7 @@ from dataclasses import dataclass
 
 from rankdump.contract.plan import DumpPlan
 from rankdump.contract.selection import device_verdict
-
-LISTS = {"acl": "dump_list", "tf": "dump_layer"}
-"""What a dialect calls the list of operators; MindSpore's is `kernels`."""
+from rankdump.pipeline.wording import wording_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +51,8 @@ def why_nothing(plan: DumpPlan, run: Run) -> Cause | None:
     if run.tensors_lost:
         return Cause(f"every one of the {run.tensors_lost} tensors that the plan selects was lost")
     if plan.selection.watched is not None:
-        return Cause("no layer of dump_list ended after one of its watcher_nodes had run")
+        lists = wording_of(plan).lists
+        return Cause(f"no layer of {lists} ended after one of its watcher_nodes had run")
     if run.left_out:
         words = "every tensor of the operators that the plan selects is left out by it"
         return Cause(words, fault=False)
@@ -76,14 +75,13 @@ def _never_armed(plan: DumpPlan, run: Run) -> str:
     if run.switched:
         return "dump_stop() was called, and no dump_start() after it"
     ran = f"the {run.iterations_seen} that ran, up to {run.last_iteration}"
-    return f'iteration "{plan.selection.iterations.text}" selects none of {ran}'
+    key = wording_of(plan).iterations
+    return f'{key} "{plan.selection.iterations.text}" selects none of {ran}'
 
 
 def _selected_nothing(plan: DumpPlan, run: Run) -> str:
-    if plan.dialect in LISTS:
-        return f"{LISTS[plan.dialect]} and dump_mode match no operator that ran"
-    if not plan.selection.operators.marked:
-        return "kernels and input_output match no operator that ran"
-    if not run.marked:
+    words, marked = wording_of(plan), plan.selection.operators.marked
+    if marked and not run.marked:
         return "dump_mode 2 keeps what set_dump() marks, and it marked nothing"
-    return "set_dump() and input_output match no operator that ran"
+    chosen = "set_dump()" if marked else words.operators
+    return f"{chosen} and {words.sides} match no operator that ran"

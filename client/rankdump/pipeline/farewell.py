@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from rankdump.accounts import Accounts
 from rankdump.contract.plan import DumpPlan
 from rankdump.filter import Filter, Unmatched
-from rankdump.pipeline.cause import LISTS, Run, why_nothing
+from rankdump.pipeline.cause import Run, why_nothing
 from rankdump.pipeline.course import Course
+from rankdump.pipeline.wording import wording_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,5 +72,4 @@ def _unused(plan: DumpPlan, entry: Unmatched) -> str:
     if entry.kind == "kernels" and not entry.model:
         return f"no operator that ran matches an entry of kernels: Unused Kernel in json: {text}"
     model = f" of model {entry.model}" if entry.model else ""
-    names = LISTS.get(plan.dialect, "the plan")
-    return f"{names} names {entry.kind} {text}{model}, which no operator matched"
+    return f"{wording_of(plan).lists} names {entry.kind} {text}{model}, which no operator matched"

@@ -27,14 +27,14 @@ _REMEMBERED = 1 << 14
 def described(path: Path) -> Iterator[tuple[Side, int, Described]]:
     """Yield the tensors that a file's header names; DamagedError when it cannot be read.
 
-    Slots that were not dumped have a place without a type and a size.
+    Slots that were not dumped have a place and nothing in it.
     """
     header = dumpdata.open_header(path)
     sides = (Side.INPUT, header.input), (Side.OUTPUT, header.output)
     for side, parts in sides:
         for slot, part in enumerate(parts):
-            dims = part.shape.dim if part.shape else ()
-            if part.size or part.data_type or dims:
+            if not part.placeholder:
+                dims = part.shape.dim if part.shape else ()
                 original = part.original_shape.dim if part.original_shape else ()
                 facts = part.data_type, dims, part.format, original, part.size, part.sub_format
                 yield side, slot, _described(header.op_name, *facts)

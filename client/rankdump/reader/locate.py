@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from rankdump.contract.errors import DamagedError
-from rankdump.contract.layout.file_name import FileKind
 from rankdump.contract.layout.folders import DEEPEST, Folder, Names, folder_at
 from rankdump.contract.layout.mindspore_sync import MANIFEST_FOLDER
 from rankdump.contract.layout.place import MAPPING_FILE
@@ -15,8 +14,6 @@ from rankdump.reader.files import File, entries_of
 from rankdump.reader.manifests import Manifested, read_manifests
 from rankdump.reader.names import long_names
 from rankdump.reader.walk import place_in_time
-
-_TENSORS = (FileKind.TENSOR, FileKind.OPERATOR, FileKind.MEMBER)
 
 
 def locate(path: Path) -> tuple[Entry, ...]:
@@ -30,7 +27,7 @@ def locate(path: Path) -> tuple[Entry, ...]:
     name = long_names(full.parent / MAPPING_FILE).full(full.name)
     for root, folder in _roots(full.parent):
         says = file_in(folder, name)
-        if says is not None and says.kind in _TENSORS:
+        if says is not None and says.kind.holds_tensors:
             where = full.parent.relative_to(root).as_posix()
             file = File(folder, where, full.name, says, full.stat().st_size)
             problems: list[str] = []

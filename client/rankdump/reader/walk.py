@@ -19,12 +19,13 @@ from rankdump.contract.errors import DamagedError
 from rankdump.contract.layout import statistic_csv
 from rankdump.contract.layout.file_name import FileKind, FileName
 from rankdump.contract.layout.folders import RANK_FOLDER, ROOT, Folder, Names, inside
+from rankdump.contract.layout.long_names import LongNames
 from rankdump.contract.layout.place import MAPPING_FILE
 from rankdump.contract.layout.reading import file_in
 from rankdump.reader.entry import Entry, Table, Tree
 from rankdump.reader.files import File, entries_of
 from rankdump.reader.manifests import Manifested, read_manifests
-from rankdump.reader.names import LongNames, long_names
+from rankdump.reader.names import long_names
 
 _ARGUMENTS = re.compile(r"[^.]+\..+\.json")
 """Arguments of an operator: `{op_type}.{scope}.json` (mindspore-dump.md 2.9)."""
@@ -165,19 +166,19 @@ def _take(
         found.folders[folder.base] = folder
     if says.kind is FileKind.TABLE:
         found.tables.append((folder, f"{where}/{name}", says))
-    elif says.kind is not FileKind.OVERFLOW:
+    elif says.kind.holds_tensors:
         found.files.append(File(folder, where, name, says, facts.st_size))
     return True
 
 
 def _long_names(found: _Found, where: str, listed: list[os.DirEntry[str]]) -> LongNames:
     if not any(item.name == MAPPING_FILE for item in listed):
-        return LongNames({})
+        return LongNames()
     try:
         return long_names(found.root / where / MAPPING_FILE)
     except DamagedError as error:
         found.problems.append(str(error))
-        return LongNames({})
+        return LongNames()
 
 
 def _is_folder(item: os.DirEntry[str]) -> bool:

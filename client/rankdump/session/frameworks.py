@@ -20,6 +20,15 @@ def hook_of(model: Any, recorder: Recorder, *, graph: int) -> IterationHook | No
     return adapter.attach(model, recorder, graph=graph)
 
 
+def name_of(model: Any) -> str:
+    """Return what a model is called where nobody says it: its class, wrappers left out."""
+    if not _is_torch_module(model):
+        return type(model).__name__
+    from rankdump.adapters import torch as adapter
+
+    return adapter.class_name(model)
+
+
 class Outermost(Protocol):
     """Tells of the calls of models that are not inside another call."""
 

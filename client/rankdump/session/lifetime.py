@@ -19,7 +19,7 @@ from rankdump.contract.plan import DumpPlan
 from rankdump.contract.plan_json import plan_to_json
 from rankdump.identity import DEFAULT_AGENT, Identity, introduction, limits_in
 from rankdump.session.asking import asked_or_told
-from rankdump.session.frameworks import hook_of
+from rankdump.session.frameworks import hook_of, name_of
 from rankdump.session.guard import never_raises
 from rankdump.session.plans import PlanSource, plan_now
 from rankdump.values import IterationHook
@@ -169,7 +169,7 @@ class Session:
         hook = hook_of(model, pipeline.recorder, graph=graph)
         if hook is not None:
             self._hooks.append(hook)
-            self.models.append(folder_name(name or type(model).__name__))
+            self.models.append(folder_name(name or name_of(model)))
             pipeline.add_model(graph, self.models[-1])
             hook.iteration_begins(pipeline.iteration, pipeline.armed)
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from itertools import islice
 
 from rankdump.codec import codec_named
+from rankdump.contract.layout.file_name import PACKED
 from rankdump.contract.plan import Output
 from rankdumpd.agent.tree import Tree
 from rankdumpd.ingest.clearing import Clearing
@@ -23,7 +24,6 @@ from rankdumpd.ingest.source import Folder, Found, Source, check_apart
 from rankdumpd.ingest.state import State
 from rankdumpd.ingest.taking import Taker, mark_of
 from rankdumpd.ingest.values import (
-    PACKED_SUFFIX,
     STATE_FOLDER,
     Candidate,
     Counts,
@@ -172,11 +172,11 @@ class Engine:
 
     def _occupied(self, path: str, before: Taken | None) -> str:
         """Return why a file cannot have its place in the tree; empty when it can."""
-        plain = path.removesuffix(PACKED_SUFFIX)
+        plain = path.removesuffix(PACKED)
         if plain != path and (self.source.stamp(plain) or self._state.get(plain)):
             return "stands beside the file that would be packed under this name"
         if before is None and path not in self._interrupted:
-            for target in (path, path + PACKED_SUFFIX):
+            for target in (path, path + PACKED):
                 if self._target.there(target):
                     return f"another file stands in the tree, as {target}"
         return ""
@@ -211,7 +211,7 @@ class Engine:
                 self._target.remove(before.target, before.stored)
             if file.path in self._interrupted:
                 self._interrupted.remove(file.path)
-                other = file.path if file.target != file.path else file.path + PACKED_SUFFIX
+                other = file.path if file.target != file.path else file.path + PACKED
                 self._discard(other)
 
     def _discard(self, target: str) -> None:

@@ -16,6 +16,8 @@ from rankdump.contract.errors import DamagedError
 from rankdump.contract.key import TensorKey
 from rankdump.contract.layout import mindspore_sync as layout
 from rankdump.contract.layout import statistic_csv
+from rankdump.contract.layout.file_name import PACKED
+from rankdump.contract.layout.long_names import LongNames
 from rankdump.contract.layout.place import MAPPING_FILE
 from rankdump.contract.layout.reading import key_of
 from rankdump.contract.manifest import Manifest, ManifestRecord, manifest_name
@@ -24,7 +26,7 @@ from rankdumpd.agent.tree import Tree
 from rankdumpd.ingest.contents import kind_of
 from rankdumpd.ingest.source import Source
 from rankdumpd.ingest.state import Place, State
-from rankdumpd.ingest.values import PACKED_SUFFIX, Kind, Member, Taken
+from rankdumpd.ingest.values import Kind, Member, Taken
 
 
 def place_of(path: str) -> Place | None:
@@ -105,11 +107,14 @@ class Index:
         return Manifest(status, 0, rank, socket.gethostname(), records)
 
     def _records(self, files: list[Taken]) -> Iterator[ManifestRecord]:
-        names = {folder: self._full_names(folder) for folder in map(_folder_of, files)}
+        names = {
+            folder: LongNames(self._tree.lines(folder, MAPPING_FILE))
+            for folder in dict.fromkeys(map(_folder_of, files))
+        }
         stamps: set[int] = set()
         tables: list[Taken] = []
         for file in files:
-            name = names[_folder_of(file)].get(_name_of(file), _name_of(file))
+            name = names[_folder_of(file)].full(_name_of(file))
             for number, member in enumerate(file.members):
                 key = _member_key(file, name, member)
                 if key:
@@ -120,11 +125,6 @@ class Index:
                 tables.append(file)
         for table in tables:
             yield from self._rows(table, stamps)
-
-    def _full_names(self, folder: str) -> dict[str, str]:
-        lines = self._tree.lines(folder, MAPPING_FILE)
-        rows = (line.partition(",") for line in lines)
-        return {short: full for short, _, full in rows}
 
     def _rows(self, table: Taken, stamps: set[int]) -> Iterator[ManifestRecord]:
         """Yield what stands in a table and in no file: MindSpore was to keep figures only."""
@@ -169,7 +169,7 @@ def _record(file: Taken, key: TensorKey, member: Member, *, stored: bool) -> Man
 
 
 def _member_key(file: Taken, name: str, member: Member) -> TensorKey | None:
-    name = name.removesuffix(PACKED_SUFFIX)
+    name = name.removesuffix(PACKED)
     if member.name:  # as the file of that tensor alone would be called
         name = f"{name}.{member.name}.ND.npy"
     return key_of(f"{_folder_of(file)}/{name}")

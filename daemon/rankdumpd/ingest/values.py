@@ -10,7 +10,6 @@ from pathlib import Path
 from rankdump.codec import Buffer
 from rankdumpd.agent.values import Stamp
 
-PACKED_SUFFIX = ".zst"
 STATE_FOLDER = ".rankdump"
 """Hidden folder of a tree that holds what an ingest remembers."""
 

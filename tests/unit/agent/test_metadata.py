@@ -47,6 +47,26 @@ def test_users_own_configuration_is_copied_byte_for_byte(make_request, tmp_path)
     assert (tmp_path / "rank_0/.dump_metadata/data_dump.json").read_bytes() == b"{ }\n"
 
 
+@pytest.mark.parametrize("source", [b'{"dump": {}}\n', b""])
+def test_files_of_other_dialects_keep_their_names(make_request, tmp_path, source):
+    """`acl.json` is byte for byte the user's; beside it stands what MindInsight can read."""
+    request = make_request(config_source=source)
+    metadata.introduce(tree(tmp_path), request, replace(PLAN, dialect="acl"), PROFILES["ms2.3"])
+    folder = tmp_path / "rank_0/.dump_metadata"
+    found = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert found.pop("acl.json", b"") == source
+    assert sorted(found) == ["config.json", "data_dump.json"]
+    assert json.loads(found["data_dump.json"])["common_dump_settings"]["net_name"] == "Res-1"
+
+
+def test_a_plan_of_tf_adapter_has_no_file_of_its_own(make_request, tmp_path):
+    """Its configuration is an object in the script."""
+    request = make_request(config_source=b"")
+    metadata.introduce(tree(tmp_path), request, replace(PLAN, dialect="tf"), PROFILES["ms2.3"])
+    names = sorted(path.name for path in (tmp_path / "rank_0/.dump_metadata").iterdir())
+    assert names == ["config.json", "data_dump.json"]
+
+
 def test_plan_without_a_file_gets_one(make_request, tmp_path):
     """MindInsight passes over a rank whose configuration it cannot read."""
     request = make_request(config_source=b"", device=3)

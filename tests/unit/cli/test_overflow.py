@@ -12,7 +12,6 @@ from suites.overflow_files import CORE, debug_file, new, old
 
 from rankdump.cli.commands import answer
 from rankdump.contract.opdebug import opdebug_json
-from rankdump.overflow.names import dump_name
 
 STAMP = 1612439563338021
 HIT = old(core=CORE, status=(0, 0, 0x120))
@@ -112,6 +111,19 @@ def test_a_record_is_listed_once(dump, capsys):
     assert "1 overflow record, 1 with" in out
 
 
+def test_tables_and_tensors_of_the_operator(dump, capsys):
+    """Whatever says the task belongs to the operator, but nothing of the debug task does."""
+    folder = next(dump.rglob("Opdebug*")).parent
+    put(folder, f"Relu.net_relu.12.7.{STAMP}.csv")
+    put(folder, f"aclnnMul.Mul_1.12.7.{STAMP}.output.0.zst")
+    for name in (f"Opdebug.Node_OpDebug.12.7.{STAMP}.output.0.npy", "Relu.net_relu.12.7.json"):
+        put(folder, name)
+    _, out, _ = told(capsys, "overflow", dump, "--json")
+    (hit,) = json.loads(out)["records"][0]["overflows"]
+    found = [(o["op_type"], o["op_name"]) for o in hit["operators"]]
+    assert found == [("Conv2D", "net_conv1"), ("Relu", "net_relu"), ("Mul_1", "aclnnMul")]
+
+
 def test_several_sections_and_operators(dump, capsys):
     """A row for each section; operators of one task are all named."""
     folder = next(dump.rglob("Opdebug*")).parent
@@ -145,15 +157,19 @@ def test_threads(tmp_path, capsys):
     for thread in (4, 5):
         put(tmp_path, f"Conv2D.slice{thread}.12.7.{STAMP}.4.3.{thread}.0")
     put(tmp_path, f"Conv2D.plain.12.{STAMP}")
+    put(tmp_path, f"Conv2D.unknown.12.65535.{STAMP}.4.65535.65535.0")
     _, out, _ = told(capsys, "overflow", tmp_path)
     assert "slice4" in out
     assert "plain" in out  # an older name, which says neither stream nor thread
+    assert "unknown" in out
     assert "slice5" not in out
     words = (1, 7, 12, 0, 65535, 65535, 0, 0, 0, 0, 0x20)
     put(tmp_path, f"Opdebug.Node_OpDebug.1.1.{STAMP}", debug_file(new(0, *words)))
     _, out, _ = told(capsys, "overflow", tmp_path, "--json")
     (hit,) = json.loads(out)["records"][0]["overflows"]
-    assert [o["op_name"] for o in hit["operators"]] == ["plain", "slice4", "slice5"]
+    assert [o["op_name"] for o in hit["operators"]] == [
+        *("plain", "slice4", "slice5", "unknown"),
+    ]
 
 
 def test_long_names(dump, capsys):
@@ -177,6 +193,24 @@ def test_mapped_names(dump, capsys):
     _, out, _ = told(capsys, "overflow", dump, "--json")
     (hit,) = json.loads(out)["records"][0]["overflows"]
     assert hit["operators"][0]["files"] == ["1234567"]
+    put(folder, "mapping.csv", b"\xff\n1234567.zst,\n1234567," + long.encode() + b"\r\n")
+    (folder / "1234567").rename(folder / "1234567.zst")
+    _, out, _ = told(capsys, "overflow", dump, "--json")
+    (hit,) = json.loads(out)["records"][0]["overflows"]
+    assert hit["operators"][0]["files"] == ["1234567.zst"]
+
+
+def test_a_mapping_that_cannot_be_read(dump, capsys):
+    """It is named, and so is the overflow."""
+    folder = next(dump.rglob("Opdebug*")).parent
+    with (folder / "mapping.csv").open("wb") as file:
+        file.truncate((64 << 20) + 1)
+    code, out, _ = told(capsys, "overflow", dump)
+    assert code == 1
+    assert "Conv2D net_conv1" in out
+    size = (64 << 20) + 1
+    cause = f"{size} bytes, at most {size - 1} expected"
+    assert out.endswith(f"{folder / 'mapping.csv'}: cannot be read: {cause}\n")
 
 
 def test_damage_is_one_line_each(dump, capsys):
@@ -275,37 +309,3 @@ def test_bad_usage(dump, tmp_path, capsys):
     code, out, err = told(capsys, "overflow", dump, "--write", tmp_path / "file" / "x")
     assert (code, out) == (2, "")
     assert "cannot be written: Not a directory" in err
-
-
-@pytest.mark.parametrize(
-    ("name", "facts"),
-    [
-        ("Add.net_add.12.7.1612439563338021", (12, 7, STAMP, None, None, "")),
-        ("Add.net_add.12.1612439563338021", (12, None, STAMP, None, None, "")),
-        ("Add.net_add.12.7.33", (12, 7, 33, None, None, "")),
-        ("Add.net_add.12.33", (12, None, 33, None, None, "")),
-        ("Add.a.5.12.7.1612439563338021", (12, 7, STAMP, None, None, "")),
-        ("Add.a.12.7.1612439563338021.4.3.2", (12, 7, STAMP, 3, 2, "")),
-        ("Add.a.12.7.1612439563338021.4.3.2.0", (12, 7, STAMP, 3, 2, "")),
-        ("Add.a.5.12.7.1612439563338021.4.3.2.0.zst", (12, 7, STAMP, 3, 2, "")),
-        ("Add.a.12.7.1612439563338021.input.3.ND.float32.npy", (12, 7, STAMP, None, None, "input")),
-        ("Add.a.12.7.1612439563338021.output.0.zst", (12, 7, STAMP, None, None, "output")),
-        (".a.12.7.1612439563338021", (12, 7, STAMP, None, None, "")),
-        ("mapping.csv", None),
-        ("statistic.csv", None),
-        ("Add.a.12", None),
-        ("1234567", None),
-        ("Add.a.1.2.3.4.1612439563338021", None),
-        ("Add.a.12.7.1612439563338021.other", None),
-    ],
-)
-def test_names(name, facts):
-    """Ids of every kind of name that CANN and its converters give."""
-    found = dump_name(name)
-    if found is None:
-        assert facts is None
-    else:
-        assert (
-            *(found.task, found.stream, found.timestamp_us),
-            *(found.context, found.thread, found.side),
-        ) == facts

@@ -159,6 +159,15 @@ def test_models_that_take_turns_share_iterations(cycle, running, tmp_path):
     assert set(found) == {("first", 0), ("second", 0), ("first", 1), ("second", 1)}
 
 
+def test_a_wrapped_model_has_the_name_of_its_class(cycle, running, tmp_path):
+    """The file says `Net`, whatever the script wraps it in; a name given goes before it."""
+    cycle.set_dump(write(tmp_path, **EVERY))
+    session = rankdump.attach(torch.nn.DataParallel(Net()))
+    rankdump.attach(torch.nn.DataParallel(Net()), name="other")
+    assert session.models == ["Net", "other"]
+    cycle.finalize_dump()
+
+
 def test_a_call_that_raised_is_over(cycle, running, tmp_path):
     cycle.set_dump(write(tmp_path, **EVERY))
     model = Net()

@@ -100,7 +100,7 @@ def run(**facts) -> Run:
         ({}, {"tensors_lost": 4}, "every one of the 4 tensors that the plan selects was lost"),
         ({"trigger": "overflow"}, {"tensors_lost": 4}, "every one of the 4 tensors"),
         ({}, {}, "what the plan selects handed over no tensor"),
-        ({"watched": Watched(("a",), ("b",))}, {}, "no layer of dump_list ended after one of its"),
+        ({"watched": Watched(("a",), ("b",))}, {}, "no layer of the plan ended after one of its"),
     ],
 )
 def test_an_empty_dump_has_a_cause(selection, facts, reason):
@@ -128,11 +128,43 @@ def test_what_is_left_out_on_purpose_is_no_fault():
     assert not cause.fault
 
 
-@pytest.mark.parametrize(("dialect", "words"), [("acl", "dump_list"), ("tf", "dump_layer")])
-def test_each_dialect_has_its_words(dialect, words):
-    cause = why_nothing(replace(a_plan(), dialect=dialect), run(operators_selected=False))
-    assert cause is not None
-    assert cause.reason.startswith(f"{words} and dump_mode match no operator")
+@pytest.mark.parametrize(
+    ("dialect", "lists", "sides", "steps"),
+    [
+        ("acl", "dump_list", "dump_mode", "dump_step"),
+        ("tf", "dump_layer", "dump_mode", "dump_step"),
+        ("mindspore", "kernels", "input_output", "iteration"),
+    ],
+)
+def test_each_dialect_has_its_words(dialect, lists, sides, steps):
+    """A user finds every word in the configuration that the plan came from."""
+    plan = replace(a_plan(iterations=Iterations("7-9", ((7, 9),))), dialect=dialect)
+    causes = [
+        why_nothing(plan, run(operators_selected=False)),
+        why_nothing(plan, run(iterations_armed=0)),
+    ]
+    assert [cause and cause.reason for cause in causes] == [
+        f"{lists} and {sides} match no operator that ran",
+        f'{steps} "7-9" selects none of the 3 that ran, up to 2',
+    ]
+
+
+@pytest.mark.parametrize(
+    ("dialect", "entry", "said"),
+    [
+        ("acl", Unmatched("layer", "a"), "dump_list names layer a,"),
+        ("acl", Unmatched("layer", "a", "Net"), "dump_list names layer a of model Net,"),
+        ("tf", Unmatched("layer", "a"), "dump_layer names layer a,"),
+        ("plan", Unmatched("kernels", "a", "Net"), "the plan names kernels a of model Net,"),
+        ("mindspore", Unmatched("kernels", "a"), "no operator that ran matches an entry of"),
+    ],
+)
+def test_entries_that_match_nothing_are_told_in_its_words(dialect, entry, said):
+    plan = replace(a_plan(), dialect=dialect)
+    told = farewell_of(plan, run(tensors_kept=1), [entry], retired_in=None)
+    (warning,) = told.warnings
+    assert warning.startswith(said)
+    assert told.notes == told.warnings
 
 
 @pytest.mark.parametrize(

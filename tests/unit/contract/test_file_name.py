@@ -35,6 +35,8 @@ def key_of(path: str) -> TensorKey:
         (f"Add.net_Add.2.7.{NOW}.4.1.2.0", BIN, ("Add", "net_Add"), (2, 7, NOW)),
         (f"Add.net_Add.2.7.{NOW}.4.1.2", BIN, ("Add", "net_Add"), (2, 7, NOW)),
         (f"Add.net_Add.2.{NOW}.0.65535.65535.0", BIN, ("Add", "net_Add"), (2, 65535, NOW)),
+        ("Add.net_Add.2.7.33", BIN, ("Add", "net_Add"), (2, 7, 33)),
+        ("Add.net_Add.2.33", BIN, ("Add", "net_Add"), (2, 65535, 33)),
         (f"aclnnAdd.Add_1.2.7.{NOW}", BIN, ("Add_1", "aclnnAdd"), (2, 7, NOW)),
         (f"Relu.Conv_To_Relu.2.7.{NOW}", BIN, ("Relu", "Conv_To_Relu"), (2, 7, NOW)),
         (f"Add.1.2.7.{NOW}", BIN, ("Add", "1"), (2, 7, NOW)),
@@ -51,7 +53,12 @@ def test_files_of_operators(name, kind, names, ids):
 
 def test_parts_and_captured_streams():
     """What only some names say."""
-    assert name_of(f"Add.a.2.7.{NOW}.4.1.2.3").part == (4, 1, 2, 3)
+    of_part = name_of(f"Add.a.2.7.{NOW}.4.1.2.3")
+    assert (of_part.part, of_part.context, of_part.thread) == ((4, 1, 2, 3), 1, 2)
+    short = name_of(f"Add.a.2.{NOW}.4.1.2.output.0.zst")
+    assert (short.part, short.context, short.thread) == ((4, 1, 2), 1, 2)
+    whole = name_of(f"Add.a.2.7.{NOW}")
+    assert (whole.part, whole.context, whole.thread) == ((), 65535, 65535)
     captured = name_of(f"Add.a.11.2.7.{NOW}")
     assert (captured.number, captured.task, captured.stream) == (11, 2, 7)
     both = name_of(f"Add.a.11.2.7.{NOW}.4.1.2.0")
@@ -79,7 +86,19 @@ def test_members_and_overflows():
     member = name_of(f"Add.a.2.7.{NOW}.output.3.zst")
     assert (member.kind, member.side, member.slot) == (FileKind.MEMBER, Side.OUTPUT, 3)
     for tail in ("", ".zst", ".4.65535.65535.0"):
-        assert name_of(f"Opdebug.Node_OpDebug.1.5.{NOW}{tail}").kind is FileKind.OVERFLOW
+        found = name_of(f"Opdebug.Node_OpDebug.1.5.{NOW}{tail}")
+        assert (found.kind, found.debug) == (FileKind.OVERFLOW, True)
+    assert not member.debug
+
+
+def test_overflows_as_json():
+    """One file for each output; no other operator has such files."""
+    for start in (f"Opdebug.Node_OpDebug.1.5.{NOW}", f"Opdebug.Node_OpDebug.1.{NOW}.4.3.2.0"):
+        found = name_of(f"{start}.output.1.json")
+        assert (found.kind, found.side, found.slot) == (FileKind.OVERFLOW_JSON, Side.OUTPUT, 1)
+        assert (found.task, found.timestamp_us, found.debug) == (1, NOW, True)
+        assert not found.kind.holds_tensors
+        assert reading.key_of(f"20261121175901/5/{start}.output.1.json") is None
 
 
 @pytest.mark.parametrize(
@@ -125,7 +144,12 @@ def test_exceptions(name, op_type, ids):
         f"Add.a.b.2.7.{NOW}",
         "12345678901234567",
         f"Add.a.2.7.{'9' * 300}",
-        f"Opdebug.Node_OpDebug.1.5.{NOW}.output.0.json",
+        f"Add.a.1.2.3.4.{NOW}",
+        f".a.2.7.{NOW}",
+        f"Opdebug.Node_OpDebug.1.5.{NOW}.json",
+        f"Opdebug.Node_OpDebug.1.5.{NOW}.output.0.json.zst",
+        f"Opdebug.Node_OpDebug.1.5.{NOW}.output.0.ND.json",
+        f"Add.a.1.5.{NOW}.output.0.json",
         "exception_info.core",
     ],
 )

@@ -122,6 +122,13 @@ def own_tensors(module: Module) -> Iterator[tuple[str, Tensor]]:
     yield from module.named_buffers(recurse=False)
 
 
+def class_name(module: Module) -> str:
+    """Return the name of a module's class, of a wrapper's that of the module inside."""
+    while (inner := _wrapped(module)) is not None:
+        module = inner
+    return type(module).__name__
+
+
 class _Walk:
     """One way through a model, from the root down."""
 
@@ -139,7 +146,7 @@ class _Walk:
         if note:
             self.notes.add(note)
             return
-        parts = (*above, (name, type(_innermost(module)).__name__))
+        parts = (*above, (name, class_name(module)))
         inner = _wrapped(module)
         if inner is not None:
             if _wrapper_kind(module) == _COMPILED:
@@ -198,12 +205,6 @@ def _wrapped(module: Module) -> Module | None:
     attribute = _WRAPPED_IN.get(_wrapper_kind(module))
     inner = getattr(module, attribute, None) if attribute else None
     return inner if isinstance(inner, Module) else None
-
-
-def _innermost(module: Module) -> Module:
-    while (inner := _wrapped(module)) is not None:
-        module = inner
-    return module
 
 
 def _unobservable(module: Module) -> str:

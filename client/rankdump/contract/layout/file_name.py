@@ -6,6 +6,7 @@
     ...{side}.{slot}                                                   a bin file of one tensor
     ...{side}.{slot}[.{format}[.{element}]].npy                        a tensor
     Opdebug.Node_OpDebug.{task}[.{stream}].{stamp}...                  an overflow
+    ...{side}.{slot}.json                                              the JSON of one, never packed
     exception_info.{stream}.{task}.{stamp}                             an exception
     {kernel}.{stream}.{task}.{core type}.{core}.{stamp}                an exception, by a callback
 
@@ -24,13 +25,17 @@ from rankdump.contract.key import Side
 UNKNOWN_ID = 65535
 ACLNN = "aclnn"
 PACKED = ".zst"
+_JSON = ".json"
 # Plain digits without leading zeros: exactly one text per number, and none too long for int().
 NUMBER = r"(?:0|[1-9][0-9]{0,19})"
 _MOST_TASK_TYPES = 4
 """AICORE, AICPU, DEBUG, HCCL, FFTSPLUS."""
+_MOST_ID = (1 << 32) - 1
 _FEWEST, _MOST = 2, 4
 """Numbers of a name in front of what FFTS adds."""
 _OVERFLOW = ("Opdebug", "Node_OpDebug")
+OVERFLOW_START = ".".join((*_OVERFLOW, ""))
+"""What the name of a file that tells of an overflow begins with."""
 _NAME = re.compile(
     rf"(?P<first>[^./]+)\.(?P<second>[^./]+)\.(?P<numbers>{NUMBER}(?:\.{NUMBER}){{1,7}})"
     rf"(?:\.(?P<side>input|output)\.(?P<slot>{NUMBER})"
@@ -56,6 +61,12 @@ class FileKind(Enum):
     """Figures of an operator's tensors."""
     OVERFLOW = "overflow"
     """The state of the cores: no tensor of an operator."""
+    OVERFLOW_JSON = "overflow as JSON"
+
+    @property
+    def holds_tensors(self) -> bool:
+        """Whether it is a tensor, or has some in it."""
+        return self in (FileKind.TENSOR, FileKind.OPERATOR, FileKind.MEMBER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +81,7 @@ class FileName:
     timestamp_us: int
     """Of an exception: the digits of its date, as they stand."""
     side: Side = Side.INPUT
-    """Of a tensor or a member, like what follows."""
+    """Of a tensor, a member or the JSON of an overflow, like what follows."""
     slot: int = 0
     tensor_format: str = ""
     element: str = ""
@@ -78,6 +89,21 @@ class FileName:
     """Iteration, of a captured stream."""
     part: tuple[int, ...] = ()
     """Task type, context, thread and device of a part of an FFTS task."""
+
+    @property
+    def context(self) -> int:
+        """Of a part of an FFTS task; 65535 of a whole one."""
+        return self.part[1] if self.part else UNKNOWN_ID
+
+    @property
+    def thread(self) -> int:
+        """Of a part of an FFTS task; 65535 of a whole one."""
+        return self.part[2] if self.part else UNKNOWN_ID
+
+    @property
+    def debug(self) -> bool:
+        """Whether it tells of an overflow, in whatever form."""
+        return (self.op_type, self.op_name) == _OVERFLOW
 
 
 def numbered(name: str) -> bool:
@@ -94,16 +120,11 @@ def parsed(name: str) -> FileName | None:
     found = _NAME.fullmatch(body)
     if found is None:
         return None
-    tensor = found["side"] is not None
-    if kind is FileKind.TENSOR:
-        fitting = tensor
-    else:
-        fitting = found["format"] is None and not (tensor and kind is FileKind.TABLE)
     ids = _ids([int(number) for number in found["numbers"].split(".")])
-    if not fitting or ids is None:
+    if not _fits(kind, found) or ids is None:
         return None
     number, task, stream, stamp, part = ids
-    first, second = found["first"], found["second"]
+    first, second, tensor = found["first"], found["second"], found["side"] is not None
     if kind is FileKind.OPERATOR and (tensor or (first, second) == _OVERFLOW):
         kind = FileKind.MEMBER if tensor else FileKind.OVERFLOW
     op_type, op_name = (second, first) if first.startswith(ACLNN) else (first, second)
@@ -146,15 +167,30 @@ def _body(name: str) -> tuple[str, FileKind]:
     for suffix, kind in ((".npy", FileKind.TENSOR), (".csv", FileKind.TABLE)):
         if body.endswith(suffix):
             return body.removesuffix(suffix), kind
+    if name.endswith(_JSON):
+        return name.removesuffix(_JSON), FileKind.OVERFLOW_JSON
     return body, FileKind.OPERATOR
+
+
+def _fits(kind: FileKind, found: re.Match[str]) -> bool:
+    """Return whether a file of that kind is called so."""
+    tensor = found["side"] is not None
+    if kind is FileKind.TENSOR:
+        return tensor
+    if kind is FileKind.OVERFLOW_JSON and (found["first"], found["second"]) != _OVERFLOW:
+        return False
+    forms = {FileKind.TABLE: not tensor, FileKind.OVERFLOW_JSON: tensor}
+    return found["format"] is None and forms.get(kind, True)
 
 
 def _ids(numbers: list[int]) -> tuple[int | None, int, int, int, tuple[int, ...]] | None:
     """Return number, task, stream, stamp and part; None where the numbers are not these."""
     part: tuple[int, ...] = ()
     for length in (4, 3):  # with the device, and without
-        if len(numbers) - length >= _FEWEST and numbers[-length] <= _MOST_TASK_TYPES:
-            numbers, part = numbers[:-length], tuple(numbers[-length:])
+        last = numbers[-length:]
+        possible = last[0] <= _MOST_TASK_TYPES and max(last) <= _MOST_ID
+        if len(numbers) - length >= _FEWEST and possible:
+            numbers, part = numbers[:-length], tuple(last)
             break
     if len(numbers) > _MOST:
         return None

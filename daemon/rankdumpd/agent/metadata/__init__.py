@@ -16,20 +16,26 @@ from rankdumpd.agent.metadata.configuration import configuration
 from rankdumpd.agent.tree import Tree
 
 ORDER_HEADER = "NodeExecutionOrder-FullNameWithScope"
+_CONFIGURATION = "data_dump.json"
+_SOURCES = {"acl": "acl.json"}
+"""What a dialect calls its file."""
 _TARGETS = ("Ascend", "GPU", "CPU")
 
 
 def introduce(tree: Tree, request: SessionRequest, plan: DumpPlan, profile: Profile) -> None:
     """Write a rank's configuration and its `config.json`, unless they are there.
 
-    MindInsight passes over a rank without either: a plan that came without a file becomes one.
+    MindInsight passes over a rank without either: a plan that came without a `data_dump.json`
+    becomes one. The file of another dialect stands beside it, under its own name.
     """
     folder = f"{layout.rank_folder(request.rank)}/{layout.METADATA_FOLDER}"
     target = request.device_target if request.device_target in _TARGETS else "CPU"
     about = {"device_target": target, "ms_version": profile.version}
+    source, name = request.config_source, _SOURCES.get(plan.dialect, _CONFIGURATION)
     files = {
-        "data_dump.json": request.config_source or configuration(plan, request.device),
+        _CONFIGURATION: configuration(plan, request.device),
         "config.json": json.dumps(about, separators=(",", ":")).encode(),
+        **({name: source} if source else {}),
     }
     for name, data in files.items():
         if not tree.has(folder, name):
