@@ -474,6 +474,40 @@ class TestJoining:
         assert not list(rank.root.rglob(".*.tmp"))
 
 
+def test_long_joining_holds_nobody_up(make_agent, make_rank, frames, monkeypatch):
+    """Law: all others go on; the rank itself does, too, but its goodbye waits for its manifest."""
+    may_end = threading.Event()
+    go_on = joined.Joining.go_on
+    monkeypatch.setattr(
+        joined.Joining,
+        "go_on",
+        lambda self: go_on(self) if may_end.is_set() or self.end.iteration != 7 else False,
+    )
+    agent = make_agent()
+    slow, other = (
+        make_rank(
+            agent.address, rank=n, world_size=2, session_id=f"s{n}", output=output_of("cann", "bin")
+        )
+        for n in (0, 1)
+    )
+    for rank in (slow, other):
+        rank.open()
+    stream = slow.push()
+    stream.send(*nested(frames), *nested(frames, iteration=8, first=8), frames.goodbye(15))
+    stream.wait_acknowledged(14)
+    assert not list(slow.root.rglob("iteration_7.*"))
+    done = other.push().send(*nested(frames, iteration=9), frames.goodbye(8)).finish()
+    assert done is grpc.StatusCode.OK
+    assert list((slow.root / "rank_1").rglob("iteration_9.*"))
+    assert stream.acknowledged == 14
+    may_end.set()
+    assert stream.finish() is grpc.StatusCode.OK
+    for iteration in (7, 8):
+        found = manifest(slow.root, iteration)
+        assert found.status.balanced
+        assert len({record.path for record in found.records}) == 2
+
+
 def test_many_ranks_at_once(make_agent, make_rank, frames):
     """Ranks that end iterations at the same time have each their own files."""
     agent = make_agent()

@@ -47,6 +47,11 @@ class Budget:
                 self._waiting.remove(place)
                 self._changed.notify_all()
 
+    def hold(self) -> None:
+        """Count one more frame that occupies nothing: more of it is to be done."""
+        with self._changed:
+            self._items += 1
+
     def give(self, cost_bytes: int, *, items: int = 1) -> None:
         """Free what was taken."""
         with self._changed:

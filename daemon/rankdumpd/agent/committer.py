@@ -6,7 +6,7 @@ import logging
 import queue
 import sqlite3
 import threading
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -59,6 +59,8 @@ class Committer:
         self._ledger, self._registry, self._effects = ledger, registry, effects
         self._budget = budget
         self._done: queue.SimpleQueue[tuple[Sequence[Done], int] | None] = queue.SimpleQueue()
+        self._unfinished: deque[Session] = deque()
+        """Sessions with effects that take their time; each counts as a frame under way."""
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -82,12 +84,18 @@ class Committer:
     def _run(self) -> None:
         running = True
         while running:
-            batch, running = self._batch()
+            batch, running = self._batch(wait=not self._unfinished)
             if batch.frames:
                 self._settle(batch)
+            # What is left when the end comes is done by the next process.
+            if running and self._unfinished:
+                self._unfinished.rotate(-1)
+                self._apply(self._unfinished[-1])
 
-    def _batch(self) -> tuple[_Batch, bool]:
+    def _batch(self, *, wait: bool) -> tuple[_Batch, bool]:
         batch = _Batch()
+        if not wait and self._done.empty():
+            return batch, True
         item = self._done.get()
         while item is not None:
             frames, cost = item
@@ -112,12 +120,19 @@ class Committer:
             self._budget.give(batch.cost, items=len(batch.frames))
 
     def _apply(self, session: Session) -> None:
+        done = True
         try:
-            self._effects.apply_due(session)
+            done = self._effects.apply_due(session)
         except Exception as error:
             request = session.request
             _log.exception("session %s of rank %d", request.session_id, request.rank)
             session.trouble(f"rank {request.rank}: a declaration had no effect: {error}")
+        if done and session in self._unfinished:
+            self._unfinished.remove(session)
+            self._budget.give(0)
+        elif not done and session not in self._unfinished:
+            self._unfinished.append(session)
+            self._budget.hold()
 
     def _shares(self, frames: Iterable[Done]) -> dict[Session, _Share]:
         shares: defaultdict[str, _Share] = defaultdict(_Share)

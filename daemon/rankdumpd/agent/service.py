@@ -102,7 +102,8 @@ class Agent:
     def start(self) -> None:
         """Finish what an earlier process left, then begin to work, last room first."""
         for session in self._registry.recover():
-            self._effects.apply_due(session)
+            while not self._effects.apply_due(session):
+                pass
             self._tell_session(session)
         self._reporter.start()
         self._committer.start()

@@ -16,7 +16,7 @@ from rankdump.contract.status import IterationStatus
 from rankdump.contract.timeouts import Timeouts
 from rankdumpd.agent import metadata
 from rankdumpd.agent.draw import drawings
-from rankdumpd.agent.effects.joined import join_operators
+from rankdumpd.agent.effects.joined import Joining
 from rankdumpd.agent.effects.kept import manifest_records, rows_of_tables
 from rankdumpd.agent.ledger import Ledger
 from rankdumpd.agent.report import Reporter
@@ -33,14 +33,44 @@ class Effects:
     def __init__(self, ledger: Ledger, reporter: Reporter) -> None:
         self._ledger = ledger
         self._reporter = reporter
+        self._joining: dict[str, Joining] = {}
+        """By session: the iteration whose operators are being joined."""
 
-    def apply_due(self, session: Session) -> None:
-        """Apply everything the watermark has passed, then acknowledge it."""
+    def apply_due(self, session: Session) -> bool:
+        """Apply what the watermark has passed, then acknowledge it; return whether that was all.
+
+        Joining operators may take long: a little of it is done at a time, and others go on.
+        """
         self._tabulate(session)
-        while (declared := session.next_due()) is not None:
-            self._apply(session, declared)
+        done = self._apply_some(session)
         self._reporter.wake()
         session.acknowledge()
+        return done
+
+    def _apply_some(self, session: Session) -> bool:
+        while self._join_some(session):
+            declared = session.next_due()
+            if declared is None:
+                return True
+            self._apply(session, declared)
+        return False
+
+    def _join_some(self, session: Session) -> bool:
+        """Return whether no operators are left to be joined; their iteration ends then."""
+        joining = self._joining.pop(session.request.session_id, None)
+        if joining is None:
+            return True
+        try:
+            joined = joining.go_on()
+        except sqlite3.Error as error:
+            self._failed(session, f"iteration {joining.end.iteration}: operators not joined", error)
+            self._end_iteration(session, joining.declared, joining.end, joined=False)
+            return True
+        if joined:
+            self._end_iteration(session, joining.declared, joining.end)
+        else:
+            self._joining[session.request.session_id] = joining
+        return joined
 
     def _apply(self, session: Session, declared: Declared) -> None:
         declaration = declared.declaration
@@ -55,7 +85,8 @@ class Effects:
         elif isinstance(declaration, KernelArguments):
             self._keep_arguments(session, declared.ticket, declaration)
         elif isinstance(declaration, IterationEnd):
-            self._end_iteration(session, declared, declaration)
+            joining = Joining(self._ledger, session, declared, declaration)
+            self._joining[session.request.session_id] = joining
         elif isinstance(declaration, SessionEnd):
             self._end_session(session, declared.ticket, declaration)
 
@@ -118,9 +149,10 @@ class Effects:
                 f"its name would be over {NAME_MAX_BYTES} bytes"
             )
 
-    def _end_iteration(self, session: Session, declared: Declared, end: IterationEnd) -> None:
+    def _end_iteration(
+        self, session: Session, declared: Declared, end: IterationEnd, *, joined: bool = True
+    ) -> None:
         ticket = declared.ticket
-        joined = self._join(session, ticket, end.iteration)
         status = session.end_iteration(end)
         try:
             # A manifest says that everything is there: without its rows it has to wait as they do.
@@ -135,15 +167,6 @@ class Effects:
             self._ledger.iteration_waits(ticket, status)
         except sqlite3.Error as error:
             self._failed(session, f"iteration {end.iteration}: not reported", error)
-
-    def _join(self, session: Session, ticket: Ticket, iteration: int) -> bool:
-        """Return whether everything that can be joined is."""
-        try:
-            join_operators(self._ledger, session, iteration, ticket)
-        except sqlite3.Error as error:
-            self._failed(session, f"iteration {iteration}: operators not joined", error)
-            return False
-        return True
 
     def _end_session(self, session: Session, ticket: Ticket, end: SessionEnd) -> None:
         session.say_goodbye(end)

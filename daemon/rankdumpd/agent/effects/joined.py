@@ -6,11 +6,12 @@ import logging
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
+from rankdump.contract.exchange import IterationEnd
 from rankdumpd.agent.join import Joiner
 from rankdumpd.agent.ledger import Ledger
 from rankdumpd.agent.members import Joined, Member
 from rankdumpd.agent.sessions import Session
-from rankdumpd.agent.values import Ticket
+from rankdumpd.agent.values import Declared, Ticket
 
 OPERATORS_AT_ONCE = 256
 BYTES_AT_ONCE = 64 << 20
@@ -19,17 +20,32 @@ BYTES_AT_ONCE = 64 << 20
 _log = logging.getLogger(__name__)
 
 
-def join_operators(ledger: Ledger, session: Session, iteration: int, end: Ticket) -> None:
-    """Join each operator of an iteration with that end; sqlite3.Error leaves it to another time.
+class Joining:
+    """The operators of an iteration that is over, joined some at a time."""
 
-    Where the disk refuses, tensors stay in files of their own. So do those that came when their
-    operator had been joined already.
-    """
+    def __init__(
+        self, ledger: Ledger, session: Session, declared: Declared, end: IterationEnd
+    ) -> None:
+        self.declared, self.end = declared, end
+        self._left = _groups(ledger, session, declared.ticket, end.iteration)
+
+    def go_on(self) -> bool:
+        """Join some more; return whether that was all. sqlite3.Error leaves it to another time.
+
+        Where the disk refuses, tensors stay in files of their own. So do those that came when
+        their operator had been joined already.
+        """
+        return next(self._left, True)
+
+
+def _groups(ledger: Ledger, session: Session, end: Ticket, iteration: int) -> Iterator[bool]:
+    """Join a group of operators at each step, and yield whether it was the last one."""
     joiner, session_id = session.outlet.joiner, end.session_id
     if joiner is None:
         return
-    found = ledger.members(session_id, iteration, before=end.sequence)
-    for operators in _some_at_a_time(_operators(found)):
+    found = _operators(ledger.members(session_id, iteration, before=end.sequence))
+    groups = list(_some_at_a_time(found))
+    for number, operators in enumerate(groups, start=1):
         shares: list[Joined] = []
         done: list[Member] = []
         for members in operators:
@@ -43,6 +59,7 @@ def join_operators(ledger: Ledger, session: Session, iteration: int, end: Ticket
             ledger.joined(session_id, shares, synced=session.outlet.synced)
             session.stored_anew(iteration, _bytes_more(operators, shares))
         _remove(joiner, session, done)
+        yield number == len(groups)
 
 
 def _operators(members: Iterable[Member]) -> list[list[Member]]:

@@ -77,7 +77,7 @@ class Session:
 
     @property
     def acknowledged(self) -> int:
-        """Every frame up to this number is committed and has taken effect."""
+        """Every frame up to this number is committed, and a goodbye has taken effect."""
         return self._acknowledged
 
     @property
@@ -173,9 +173,15 @@ class Session:
             listener.warn(text)
 
     def acknowledge(self) -> None:
-        """Tell the rank how far its frames have taken effect."""
+        """Tell the rank how far its frames are safe.
+
+        A goodbye is acknowledged when all before it has taken effect; anything else need not wait
+        for the end of an iteration, which the ledger has.
+        """
         with self._lock:
-            self._acknowledged = self._progress.watermark
+            due = self._due.items()
+            before = [at - 1 for at, item in due if isinstance(item.declaration, SessionEnd)]
+            self._acknowledged = min([self._progress.watermark, *before])
             listener, ring = self._listener, self._ring
         # Before the rank hears of it: it looks for room then.
         if ring:
