@@ -126,6 +126,15 @@ class TestSlabs:
         slabs.leave()
         assert list(tmp_path.iterdir()) == []
 
+    def test_a_folder_that_another_session_makes_at_that_moment(self, tmp_path: Path, monkeypatch):
+        (tmp_path / "s").mkdir()
+        answers = iter([False])
+        is_dir = Path.is_dir
+        monkeypatch.setattr(Path, "is_dir", lambda self: next(answers, is_dir(self)))
+        slabs = Slabs(tmp_path / "s", group=-1, ring_bytes=GIB, cap=ROOMY)
+        slabs.remove("a", slabs.make("a", wanted_bytes=1, sessions=1))
+        slabs.leave()
+
     def test_what_cannot_be_made_holds_nothing(self, tmp_path: Path):
         """A folder that is a file costs the slab, not the memory it would have had."""
         (tmp_path / "s").write_text("in the way")

@@ -104,7 +104,8 @@ class Slabs:
 
     def _make_folder(self, folder: Path) -> None:
         if not folder.is_dir():
-            folder.mkdir(parents=True, mode=_FOLDER_MODE)
+            # Another session may be just as far.
+            folder.mkdir(parents=True, mode=_FOLDER_MODE, exist_ok=True)
             os.chown(folder, -1, self._group)
             folder.chmod(_FOLDER_MODE)
         owner = folder.lstat().st_uid
