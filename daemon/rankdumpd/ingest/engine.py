@@ -130,12 +130,16 @@ class Engine:
         """Write the manifests of all iterations that have new tensors."""
         self._index.write_all()
 
-    def finish(self) -> None:
-        """Write all manifests; clear the source if that is wanted."""
+    def finish(self, wait: Callable[[float], object]) -> None:
+        """Write all manifests; clear the source if that is wanted, waiting for what is young."""
         self.index()
         self._left.close(self.source.there)
         if self._task.clear:
             self._add(removed=self._clearing.remove_rest())
+        if self._task.delete:
+            self._add(removed=self._clearing.remove_young(wait))
+        if self._task.clear:
+            self._clearing.remove_empty()
 
     def _wanted(self, candidates: Iterable[Candidate], *, first: bool) -> Iterator[Job]:
         for candidate in candidates:

@@ -46,7 +46,7 @@ class Run:
                 self._follower.run()
             self._engine.take_all(self._aborted.wait, first=self._follower is None)
             if not self._aborted.is_set():
-                self._engine.finish()
+                self._engine.finish(self._aborted.wait)
         finally:
             if self._follower:
                 self._follower.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import stat
 from collections.abc import Callable, Generator, Iterator
@@ -134,14 +135,19 @@ class Source:
             return False
         return True
 
-    def remove(self, path: str, stamp: Stamp) -> bool:
-        """Remove a file if it is still the one with this stamp; return whether it is gone."""
+    def remove(self, path: str, stamp: Stamp, *, before_s: float = math.inf) -> bool | None:
+        """Remove a file if it is still the one with this stamp; return whether it is gone.
+
+        None for one that was changed later than that time, be it in its mode or its name.
+        """
         above, _, name = path.rpartition("/")
         try:
             with self.folder(above) as folder:
                 facts = os.stat(name, dir_fd=folder, follow_symlinks=False)
                 if stamp_of(facts) != stamp or not stat.S_ISREG(facts.st_mode):
                     return False
+                if facts.st_ctime > before_s:
+                    return None
                 os.unlink(name, dir_fd=folder)
         except FileNotFoundError:
             return True
