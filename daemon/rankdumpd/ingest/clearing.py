@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Iterable
@@ -51,6 +52,11 @@ class Clearing:
         if gone:
             self._state.removed(gone)
         return len(gone)
+
+    def due_in_s(self) -> float:
+        """Return how soon the next that was too young may be removed; never when there is none."""
+        due_s = next((due_s for due_s, _ in self._young.values()), math.inf)
+        return max(0.0, due_s - self._clock())
 
     def remove_young(self, wait: Callable[[float], object]) -> int:
         """Remove what was too young, waiting for it, but not for what changes all the time."""

@@ -126,6 +126,14 @@ class Engine:
         for left in self.take(files):
             self._left.note(replace(left, why=Why.WRITTEN, text="it changes all the time"))
 
+    def clear_due(self) -> float:
+        """Remove sources that have been left alone for long enough; return when more are due, in s.
+
+        Infinity when none waits.
+        """
+        self._add(removed=self._clearing.remove(()))
+        return self._clearing.due_in_s()
+
     def index(self) -> None:
         """Write the manifests of all iterations that have new tensors."""
         self._index.write_all()

@@ -48,6 +48,8 @@ class Follower:
         os.set_blocking(self._wake, False)
         self._latest_s = self._swept_s = clock()
         self._swept = False
+        self._clear_s = self._latest_s
+        """When sources have been left alone for long enough to be removed."""
 
     def close(self) -> None:
         """Stop watching."""
@@ -91,6 +93,7 @@ class Follower:
         self._take(self._waiting.take(self._clock(), self._engine.source.stamp))
         if self._clock() >= self._sweep_s():
             self._sweep()
+        self._clear_s = self._clock() + self._engine.clear_due()
 
     def _sweep(self) -> None:
         """Look at everything again: what failed may go better, and links are made unheard."""
@@ -112,7 +115,7 @@ class Follower:
 
     def _pause(self) -> None:
         """Wait for events, a wish to stop, or the next thing that is due."""
-        due_s = min(self._sweep_s(), self._waiting.due_s())
+        due_s = min(self._sweep_s(), self._waiting.due_s(), self._clear_s)
         if self._until_idle_s is not None:
             due_s = min(due_s, self._latest_s + self._until_idle_s)
         poll = select.poll()
