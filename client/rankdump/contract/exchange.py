@@ -96,6 +96,19 @@ class KernelArguments:
 
 
 @dataclass(frozen=True, slots=True)
+class CallStacks:
+    """Where calls of an API came from, in their order; each stack is said once in a frame."""
+
+    iteration: int
+    calls: tuple[str, ...]
+    """Names of operators, as their tensors carry them; at most `figure_rows.MAX_ROWS`."""
+    stacks: tuple[int, ...]
+    """For each call its place in `texts`."""
+    texts: tuple[tuple[str, ...], ...]
+    """Lines of each stack, innermost first, as a file has them."""
+
+
+@dataclass(frozen=True, slots=True)
 class IterationEnd:
     """The rank ran an iteration that the plan selects to its end."""
 
@@ -120,7 +133,14 @@ class SessionEnd:
 
 
 Declaration: TypeAlias = (
-    "EventColumns | FigureRows | GraphPart | KernelArguments | Timeouts | IterationEnd | SessionEnd"
+    EventColumns
+    | FigureRows
+    | GraphPart
+    | KernelArguments
+    | CallStacks
+    | Timeouts
+    | IterationEnd
+    | SessionEnd
 )
 """What a numbered frame carries besides records."""
 

@@ -112,6 +112,13 @@ class Recorder(Protocol):
         """Take what an operator was configured with, if the plan selects the operator."""
         ...
 
+    def called(self, graph: int, op_name: str, stack: tuple[str, ...]) -> None:
+        """Take where a selected call of an API came from: lines, innermost first.
+
+        For trees with a file of stacks; any other has its stacks from `describe`.
+        """
+        ...
+
     def started(self, *, graph: int, name: str, collective: Collective | None = None) -> Begun:
         """Advance the rank's program by one event, which is to be finished whatever happens."""
         ...

@@ -1,0 +1,1 @@
+"""Compares two dumps: what is paired, how far it is apart, and where it starts."""
