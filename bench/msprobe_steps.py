@@ -1,7 +1,6 @@
 """Step times of the encoder without and with msprobe, module level, statistics.
 
-`python -m bench.msprobe_steps SHAPE FOLDER` runs in a Python that has msprobe and knows nothing
-of rankdump; its last line is one JSON object. `run` asks such a Python.
+`main` runs in a Python that has msprobe and knows nothing of rankdump; `run` asks such a Python.
 """
 
 # pyright: reportMissingImports=false
@@ -9,38 +8,28 @@ of rankdump; its last line is one JSON object. `run` asks such a Python.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import torch
 
 from .encoder import SHAPES, encoder_trainer
+from .peer import asked
 from .training import WARMUP_STEPS, step_times
-
-_TIMEOUT_S = 300.0
 
 
 def run(python: str, shape: str, folder: Path) -> tuple[list[float], list[float]]:
     """Return the seconds of measured steps without msprobe and with it."""
-    command = [python, "-m", "bench.msprobe_steps", shape, str(folder)]
-    root = Path(__file__).parent.parent
-    done = subprocess.run(
-        command, cwd=root, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
-    )
-    if done.returncode:
-        raise RuntimeError(f"{python}: {done.stderr[-2000:]}")
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = asked(python, "bench.msprobe_steps", shape, str(folder))
     return found["no_hook_s"], found["msprobe_s"]
 
 
-def main(shape: str, folder: Path) -> None:
-    """Train twins, one of them under msprobe, and print the times."""
+def main(shape: str, folder: str) -> dict[str, list[float]]:
+    """Train twins, one of them under msprobe, and return the seconds of their steps."""
     torch.set_num_threads(1)
     plain = encoder_trainer(SHAPES[shape])
     no_hook_s = step_times(lambda _: plain.step())[WARMUP_STEPS:]
-    msprobe_s = _observed(shape, folder)[WARMUP_STEPS:]
-    print(json.dumps({"no_hook_s": no_hook_s, "msprobe_s": msprobe_s}), flush=True)
+    msprobe_s = _observed(shape, Path(folder))[WARMUP_STEPS:]
+    return {"no_hook_s": no_hook_s, "msprobe_s": msprobe_s}
 
 
 def _observed(shape: str, folder: Path) -> list[float]:
@@ -71,7 +60,3 @@ def _observed(shape: str, folder: Path) -> list[float]:
     if not list((folder / "dump").glob("step*/*/dump.json")):
         raise RuntimeError(f"msprobe wrote nothing to {folder}")
     return times
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))

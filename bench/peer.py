@@ -1,0 +1,36 @@
+"""Asks a Python that has a peer to run a module of this package, and reads its answer.
+
+Run as a script there: troubleshooter cannot look at a stack that begins in `python -m`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+_ROOT = Path(__file__).parent.parent
+_TIMEOUT_S = 600.0
+
+
+def asked(python: str, module: str, *arguments: str) -> dict[str, Any]:
+    """Return what `main(*arguments)` of a module gives there; its numbers and texts."""
+    done = subprocess.run(
+        [python, __file__, module, *arguments],
+        cwd=_ROOT,
+        capture_output=True,
+        text=True,
+        timeout=_TIMEOUT_S,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(f"{python}: {done.stderr[-2000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+if __name__ == "__main__":
+    sys.path[0] = str(_ROOT)
+    print(json.dumps(importlib.import_module(sys.argv[1]).main(*sys.argv[2:])), flush=True)
