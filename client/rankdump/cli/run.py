@@ -12,7 +12,7 @@ import click
 
 from rankdump import reader
 from rankdump.cli.ask import agent_status, drain
-from rankdump.cli.daemon import Daemon, embedded_daemon
+from rankdump.cli.daemon import Running, embedded_daemon
 from rankdump.cli.job import NOT_EXECUTABLE, NOT_FOUND, ending_orderly, run_job
 from rankdump.cli.job_view import finding_lines, urgent_lines
 from rankdump.cli.ranks import summary_table
@@ -83,7 +83,7 @@ def _armed(environ: Mapping[str, str], address: str, job_id: str) -> dict[str, s
     return {**started, **environ, **own}
 
 
-def _collected(daemon: Daemon, plan: DumpPlan) -> StatusView:
+def _collected(daemon: Running, plan: DumpPlan) -> StatusView:
     """Return what the daemon knows once it has written everything; the tree's word if it died."""
     try:
         left = drain(daemon.address, timeout_s=_DRAIN_TIMEOUT_S)
