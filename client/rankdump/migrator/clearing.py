@@ -28,7 +28,7 @@ def make_rank_folder(root: str, rank: int) -> Path:
 
 
 def clear(root: str, rank: int, framework: str) -> None:
-    """Remove tensors, info, stacks and manifests of one framework's dump; OSError says what stays."""
+    """Remove tensors, info, stacks and manifests of a framework's dump; OSError says what stays."""
     folder = rank_folder(root, rank)
     if not _is_folder(folder):
         return
