@@ -5,13 +5,16 @@ Nothing is followed that is a link: a tree may stand in a folder that others wri
 
 from __future__ import annotations
 
-import os
+import re
 import shutil
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
-_INFO = ("_info.pkl", "_info.csv", "_stack.json")
-_MANIFESTS = (".dump_metadata", "manifest")
+_INFO = ("_info.pkl", "_info.csv")
+_ENDINGS = (*_INFO, "_stack.json")
+_LOOKED_AT = 1 << 20
+"""Bytes of a manifest in which the first file of its dump is looked for."""
 
 
 def rank_folder(root: str, rank: int) -> Path:
@@ -34,11 +37,27 @@ def clear(root: str, rank: int, framework: str) -> None:
         return
     name = f"{framework}_api_dump"
     _remove_tree(folder / name)
-    for ending in _INFO:
+    for ending in _ENDINGS:
         _remove_file(folder / f"{name}{ending}")
-    metadata = folder / _MANIFESTS[0]
-    if _is_folder(metadata):
-        _remove_tree(metadata / _MANIFESTS[1])
+    metadata = folder / ".dump_metadata"
+    manifests = metadata / "manifest"
+    if _is_folder(metadata) and _is_folder(manifests):
+        alone = not any(True for ending in _INFO for _ in folder.glob(f"*_api_dump{ending}"))
+        for manifest in manifests.glob("*.json"):
+            if _is_of(manifest, f"{folder.name}/{name}/", alone=alone):
+                _remove_file(manifest)
+
+
+def _is_of(manifest: Path, prefix: str, *, alone: bool) -> bool:
+    """Return whether a manifest is that of a dump whose files begin with a prefix.
+
+    Of one without files nobody knows, unless no other dump is there.
+    """
+    if not _is_file(manifest):
+        return False
+    with manifest.open(encoding="utf-8", errors="replace") as file:
+        found = re.search(r'"path": "([^"]+)"', file.read(_LOOKED_AT))
+    return alone if found is None else found[1].startswith(prefix)
 
 
 def _remove_tree(folder: Path) -> None:
@@ -48,16 +67,20 @@ def _remove_tree(folder: Path) -> None:
 
 
 def _remove_file(path: Path) -> None:
-    try:
-        regular = stat.S_ISREG(path.lstat().st_mode)
-    except FileNotFoundError:
-        return
-    if regular:
+    if _is_file(path):
         path.unlink()
 
 
+def _is_file(path: Path) -> bool:
+    return _is(stat.S_ISREG, path)
+
+
 def _is_folder(path: Path) -> bool:
+    return _is(stat.S_ISDIR, path)
+
+
+def _is(kind: Callable[[int], bool], path: Path) -> bool:
     try:
-        return stat.S_ISDIR(os.lstat(path).st_mode)
+        return kind(path.lstat().st_mode)
     except OSError:
         return False

@@ -9,10 +9,9 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rankdump.contract.errors import RankdumpError
 from rankdump.migrator import clearing
@@ -51,9 +50,13 @@ class Dumping:
     """What a process has set up; its calls may come from any thread."""
 
     def __init__(
-        self, environ: Mapping[str, str] | None = None, agent: Agent | None = None
+        self,
+        environ: Mapping[str, str] | None = None,
+        agent: Agent | None = None,
+        framework_of: Callable[[object], ApiFramework | None] = apis_of,
     ) -> None:
         """`environ` is the process's own by default."""
+        self._framework_of = framework_of
         self._environ = os.environ if environ is None else environ
         self._agent = agent or Agent(self._environ)
         self._lock = threading.RLock()
@@ -64,15 +67,11 @@ class Dumping:
         self._windows = 0
         self._said: set[str] = set()
 
-    def init(self, net: Any, setting: Setting) -> None:
+    def init(self, net: object, setting: Setting) -> None:
         """Count the calls of a model from now on; TypeError for one of no known framework."""
-        framework = apis_of(net)
+        framework = self._framework_of(net)
         if framework is None:
-            kind = type(net)
-            raise TypeError(
-                f"api_dump_init: net of type {kind.__module__}.{kind.__qualname__} is not "
-                f"allowed; allowed: {KNOWN}"
-            )
+            raise TypeError(f"api_dump_init: net {net!r} is not allowed; allowed: {KNOWN}")
         with self._lock:
             self._observe(net, setting, framework)
 
@@ -121,7 +120,7 @@ class Dumping:
         return self._observed
 
     @never_raises
-    def _observe(self, net: Any, setting: Setting, framework: ApiFramework) -> None:
+    def _observe(self, net: object, setting: Setting, framework: ApiFramework) -> None:
         earlier, self._observed = self._observed, None
         self._end()
         if earlier is not None:

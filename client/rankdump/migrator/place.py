@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -21,11 +22,21 @@ def identity_in(environ: Mapping[str, str]) -> Identity:
     An agent may serve several jobs at a time, and merges the ranks of one. ConfigError when a
     launcher's variable is not a number.
     """
-    found = identify(environ)
+    found = _grouped(identify(environ))
     if found.job_id != _NAMELESS:
         return found
     starter = os.getppid() if found.world_size > 1 else os.getpid()
     return replace(found, job_id=f"{_NAMELESS}-{starter}")
+
+
+def _grouped(identity: Identity) -> Identity:
+    """Return the place in torch's process group where no launcher's variable says one."""
+    group = sys.modules.get("torch.distributed")
+    if identity.world_size > 1 or group is None:
+        return identity
+    if not (group.is_available() and group.is_initialized()):
+        return identity
+    return replace(identity, rank=group.get_rank(), world_size=group.get_world_size())
 
 
 def windowed(identity: Identity, number: int) -> Identity:
