@@ -39,7 +39,7 @@ class ApiOptions:
     """Only tensors of floating point with a shape and elements; no numbers of Python."""
     filter_stack: bool = True
     """Only the user's own lines of a stack."""
-    layers_once: bool = True
+    layers_once: bool = False
     """A LAYER mark only the first time its module is called: its file would be the same."""
     scope: Callable[[ApiCall], bool] = everything
     """Asked once for each forward call; its backward follows the answer."""

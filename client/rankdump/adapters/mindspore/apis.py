@@ -12,7 +12,7 @@ from typing import Any
 from rankdump.adapters.api_calls import ApiOptions, CallNumbers, LayerMarks, layer_call
 from rankdump.adapters.mindspore.api_recording import ApiRecording, Open
 from rankdump.adapters.mindspore.catalogue import Api
-from rankdump.adapters.mindspore.framework import is_built_in
+from rankdump.adapters.mindspore.framework import cells_of, is_built_in
 from rankdump.adapters.mindspore.gradients import Gradients
 from rankdump.adapters.mindspore.interception import COMPILED, INTERCEPTION
 from rankdump.adapters.mindspore.observing import Observer
@@ -32,14 +32,12 @@ class ApiHook:
         self._regions: Regions[Open] = Regions()
         self._paths: dict[int, tuple[str, Any]] = {}
         self._record = ApiRecording(Observer(recorder, graph), options, self._gradients)
-        self._marks = LayerMarks(once=options.layers_once)
+        self._marks = LayerMarks(once=True)
         self._refresh()
         INTERCEPTION.listen(self)
 
     def record_with(self, recorder: Recorder, options: ApiOptions) -> None:
         """Record with another session from now on; numbers go on."""
-        if options.layers_once != self._record.options.layers_once:
-            self._marks = LayerMarks(once=options.layers_once)
         self._record = ApiRecording(Observer(recorder, self._graph), options, self._gradients)
 
     def iteration_begins(self, iteration: int, armed: bool) -> None:
@@ -97,7 +95,7 @@ class ApiHook:
         """Take the begin of a recomputed region."""
         return self._regions.begin(id(cell), again=again)
 
-    def optimized(self) -> None:
+    def optimized(self, optimizer: Any) -> None:
         """Do nothing: whoever counts steps listens for himself."""
 
     def compiled(self) -> None:
@@ -107,8 +105,7 @@ class ApiHook:
 
     def _refresh(self) -> None:
         # The cells are kept: their identities must not become another's.
-        cells = self._model.cells_and_names()
-        self._paths = {id(cell): (path, cell) for path, cell in cells}
+        self._paths = {id(cell): (path, cell) for path, cell in cells_of(self._model)}
 
     def _begin(
         self, call: ApiCall, args: Sequence[object], kwargs: Mapping[str, object]
@@ -133,5 +130,6 @@ class ApiHook:
         if not path or not self._record.observer.armed or self._regions.recomputing:
             return
         call = layer_call(path)
-        if self._record.options.scope(call) and self._marks.due(path):
+        options = self._record.options
+        if options.scope(call) and not (options.layers_once and not self._marks.due(path)):
             self._record.mark(call)

@@ -54,7 +54,7 @@ _OPERATORS = frozenset(
 )
 _OUT_OF_PROGRAM = _words("""
     Depend HookBackward InsertGradientOf Load Print TensorDump TensorSummary ScalarSummary
-    ImageSummary HistogramSummary UpdateState
+    StopGradient ImageSummary HistogramSummary UpdateState
 """)
 _COMMUNICATION = "mindspore.ops.operations.comm_ops"
 

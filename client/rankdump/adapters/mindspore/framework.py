@@ -5,6 +5,7 @@ It brings no types, so its names are Any.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
@@ -35,7 +36,10 @@ BYTECODE_CAPTURE: Any = _bytecode.PIJitCaptureContext
 """Between its `__enter__` and `__exit__` a compiler follows what the interpreter runs."""
 
 FOLDER = str(Path(_mindspore.__file__).parent)
-_OPTIMIZER_MODULES = ("mindspore.nn.optim.", "mindspore.experimental.optim.")
+_OPTIMIZERS = (
+    _mindspore.nn.Optimizer,
+    import_module("mindspore.experimental.optim").Optimizer,
+)
 
 
 def namespaces() -> Iterator[Any]:
@@ -55,12 +59,32 @@ def records_gradients() -> bool:
     return bool(_api._pynative_executor.requires_grad())
 
 
+def cells_of(model: Any) -> Iterator[tuple[str, Any]]:
+    """Return the cells of a model, each with its dotted path; its own is empty."""
+    for path, cell in model.cells_and_names():
+        # Recomputation puts cells of its own beside those of the script.
+        if _RECOMPUTATION not in path.split("."):
+            yield path, cell
+
+
+_RECOMPUTATION = "_recompute_cell"
+
+
 def is_optimizer(cell: object) -> bool:
-    """Return whether a cell is an optimizer of MindSpore, or derived from one."""
-    return any(
-        base.__name__ == "Optimizer" and base.__module__.startswith(_OPTIMIZER_MODULES)
-        for base in type(cell).__mro__
-    )
+    """Return whether a cell is an optimizer, of either of MindSpore's kinds."""
+    return isinstance(cell, _OPTIMIZERS)
+
+
+def has_optimizers() -> bool:
+    """Return whether there is an optimizer in this process."""
+    # By the type itself: asking a proxy for its class may run what it stands for.
+    kinds: set[Any] = {type(each) for each in gc.get_objects()}
+    return any(issubclass(kind, _OPTIMIZERS) for kind in kinds)
+
+
+def is_training_step(cell: object) -> bool:
+    """Return whether a cell runs a whole step, as `nn.TrainOneStepCell` does."""
+    return isinstance(cell, _mindspore.nn.TrainOneStepCell)
 
 
 def is_built_in(cell: object) -> bool:

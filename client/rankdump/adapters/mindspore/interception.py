@@ -53,7 +53,7 @@ class Listener(Protocol):
         """Take the begin of a region that is recomputed; what is returned is called at its end."""
         ...
 
-    def optimized(self) -> None:
+    def optimized(self, optimizer: Any) -> None:
         """Take note that an optimizer's step is over."""
         ...
 
@@ -79,10 +79,11 @@ class Interception:
         self._always: Attributes | None = None
         self._pauses = 0
 
-    def listen(self, listener: Listener) -> None:
-        """Tell a listener of calls from now on."""
+    def listen(self, listener: Listener, *, first: bool = False) -> None:
+        """Tell a listener of calls from now on; one that begins iterations before all others."""
         with self._lock:
-            self._listeners = (*self._listeners, listener)
+            known = self._listeners
+            self._listeners = (listener, *known) if first else (*known, listener)
             if self._attributes is None:
                 self._attributes, self._always = calls(self), compilers(self)
                 self._always.install()
@@ -188,7 +189,7 @@ class Interception:
         with self.silence():
             result = function(cell, *args, **kwargs)
             for one in self._listeners:
-                one.optimized()
+                one.optimized(cell)
         return result
 
     def _tell_compiled(self) -> None:

@@ -32,3 +32,8 @@ def source_of(tensor: Any) -> ArraySource | str:
         return ArraySource(tensor.asnumpy())
     except (UnsupportedError, TypeError):
         return "unsupported_dtype"
+
+
+def dtype_name(tensor: Any) -> str:
+    """Return the element type as in `contract.dtypes`, as near as its spelling tells."""
+    return str(tensor.dtype).lower()
