@@ -16,6 +16,7 @@ NAMES = (
     "agent",
     "merge",
     "convert",
+    "apidump",
 )
 
 

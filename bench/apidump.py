@@ -1,0 +1,141 @@
+"""Step time with `api_dump` of everything and of statistics, forward and backward, at API level.
+
+As peers.md, section C, measured others: two steps to warm up, three that count, cases in turns,
+every one a fresh twin in a fresh dump. Of everything, later steps are timed as well: by then the
+buffer is full, and they are what a long run pays. troubleshooter steps in a process of its own when
+the variable BENCH_PEERS_PYTHON names a Python that has it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections import defaultdict
+from dataclasses import dataclass
+
+import torch
+
+import rankdump
+from rankdump import migrator
+
+from . import troubleshooter_steps
+from .encoder import SHAPES, encoder_trainer
+from .host import Host, running_host
+from .result import Result, median
+from .training import STEPS, WARMUP_STEPS, step_times
+
+REPETITIONS = 3
+GROWTH_STEPS = 22
+EARLY, LATE = slice(1, 4), slice(19, 22)
+"""Around step 1 and around step 20."""
+SUSTAINED_STEP = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What is trained, and what of it is dumped; nothing when `dump_type` is empty."""
+
+    shape: str
+    dump_type: str = ""
+    steps: int = STEPS
+
+
+CASES = {
+    "no_hook": Case("standard"),
+    "all": Case("standard", "all", 12),
+    "statistics": Case("standard", "statistics"),
+    "stack": Case("standard", "stack"),
+    "many_small_no_hook": Case("many_small"),
+    "many_small_all": Case("many_small", "all"),
+    "many_small_statistics": Case("many_small", "statistics"),
+}
+GROWTH = {
+    "all": Case("growth", "all", GROWTH_STEPS),
+    "statistics": Case("growth", "statistics", GROWTH_STEPS),
+}
+PEER_CASES = ("all", "statistics", "many_small_statistics")
+
+Times = dict[str, list[float]]
+
+
+def measure() -> Result:
+    """Measure all cases in turns, then the first steps of a dump against later ones."""
+    torch.set_num_threads(1)
+    python = os.environ.get("BENCH_PEERS_PYTHON", "")
+    times: Times = defaultdict(list)
+    with running_host() as host:
+        os.environ["RANKDUMP_AGENT"] = host.agent
+        for repetition in range(REPETITIONS):
+            for name, case in CASES.items():
+                taken = _steps(host, f"{name}{repetition}", case)
+                times[name] += taken[WARMUP_STEPS:STEPS]
+                times[f"{name}_sustained"] += taken[SUSTAINED_STEP:]
+            if python:
+                _measure_peer(host, python, repetition, times)
+        growth = {
+            f"{name}_step20_vs_step1": _growth(host, name, case) for name, case in GROWTH.items()
+        }
+    step_s = {name: median(found) for name, found in times.items() if found}
+    return Result(
+        figures={f"{name}_step_ms": found * 1e3 for name, found in step_s.items()},
+        ratios={**_ratios(step_s), **growth},
+    )
+
+
+def _ratios(step_s: dict[str, float]) -> dict[str, float]:
+    plain, small = step_s["no_hook"], step_s["many_small_no_hook"]
+    peers = {
+        f"troubleshooter_{name}_step_vs_no_hook": found / step_s[f"troubleshooter_{name}_no_hook"]
+        for name in PEER_CASES
+        if (found := step_s.get(f"troubleshooter_{name}"))
+    }
+    return {
+        "all_step_vs_no_hook": step_s["all_sustained"] / plain,
+        "all_burst_vs_no_hook": step_s["all"] / plain,
+        "statistics_step_vs_no_hook": step_s["statistics"] / plain,
+        "stack_step_vs_no_hook": step_s["stack"] / plain,
+        "many_small_all_vs_no_hook": step_s["many_small_all"] / small,
+        "many_small_statistics_vs_no_hook": step_s["many_small_statistics"] / small,
+        **peers,
+    }
+
+
+def _steps(host: Host, name: str, case: Case) -> list[float]:
+    """Return the seconds of the steps of one fresh trainer; nothing is left of it."""
+    trainer = encoder_trainer(SHAPES[case.shape])
+    if not case.dump_type:
+        return step_times(lambda _: trainer.step(), case.steps)
+    tree = host.tree(name)
+    migrator.api_dump_init(trainer.model, tree, retain_backward=True)
+    migrator.api_dump_start(dump_type=case.dump_type)
+    times = step_times(lambda _: trainer.step(), case.steps)
+    # Delivers what still waits: the next case has the machine to itself.
+    migrator.api_dump_stop()
+    _check(host, name, case)
+    shutil.rmtree(tree / "rank0")
+    return times
+
+
+def _check(host: Host, name: str, case: Case) -> None:
+    dump = rankdump.open(host.tree(name))
+    kept = dump.tensors() if case.dump_type == "all" else dump.statistics()
+    iterations = {each.key.iteration for each in kept}
+    if iterations != set(range(case.steps)):
+        raise RuntimeError(f"{name}: of {case.steps} steps only {sorted(iterations)} are there")
+
+
+def _growth(host: Host, name: str, case: Case) -> float:
+    """Return how much longer a step takes around step 20 of a dump than around step 1."""
+    taken = [_steps(host, f"growth-{name}{turn}", case) for turn in range(REPETITIONS)]
+    early, late = (median(s for times in taken for s in times[part]) for part in (EARLY, LATE))
+    return late / early
+
+
+def _measure_peer(host: Host, python: str, repetition: int, times: Times) -> None:
+    for name in PEER_CASES:
+        case = CASES[name]
+        folder = host.folder / f"troubleshooter-{name}-{repetition}"
+        plain_s, theirs_s = troubleshooter_steps.run(python, case.shape, case.dump_type, folder)
+        times[f"troubleshooter_{name}_no_hook"] += plain_s
+        times[f"troubleshooter_{name}"] += theirs_s
+        shutil.rmtree(folder)
