@@ -12,7 +12,7 @@ import pytest
 
 import rankdump
 from rankdump import reader
-from rankdump.cli.main import main
+from rankdump.cli.commands import answer
 from rankdump.contract.errors import DamagedError
 from rankdump.contract.key import Side
 
@@ -165,5 +165,5 @@ def test_commands(command, tmp_path, capsys, monkeypatch):
         "find-source": [str(root), "net.py:9"],
     }.get(command, [str(root), "--operator", "Functional_relu_0*"])
     monkeypatch.setenv("COLUMNS", "200")
-    main([command, *arguments])
+    assert answer([command, *arguments]) in (0, 1)
     assert "Functional_relu_0_forward" in capsys.readouterr().out
