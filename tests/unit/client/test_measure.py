@@ -172,3 +172,38 @@ def test_frames_hold_what_belongs_together_and_no_more_than_fits(runs):
         found += [(mark, stamp) for stamp in frame.timestamps_us]
     assert found == added
     assert len(frames) <= len(runs) + len(added) // MAX_ROWS
+
+
+class Untouchable(ArraySource):
+    """A tensor that nobody may read."""
+
+    def elements(self):
+        raise AssertionError("read")
+
+    def copied(self):
+        raise AssertionError("copied")
+
+
+@pytest.mark.parametrize("on_device", [True, False])
+def test_without_figures_no_element_is_read(on_device: bool):
+    """Rows of a plan that wants none are empty texts, for every type."""
+    none = Measure(items=(), on_device=on_device, precision="high")
+    assert none.can("complex64")
+    assert not measure().can("complex64")
+    for size in (1, SMALL_BYTES):
+        assert none.take(Untouchable(np.zeros(size))) == ""
+    batch = Batch()
+    batch.add(row(""))
+    assert texts(batch, none) == [""]
+
+
+@pytest.mark.parametrize("size", [3, SMALL_BYTES])
+def test_exact_figures_have_all_digits(size: int):
+    """Of a small tensor, measured with others, and of a large one."""
+    exact = Measure(items=("max", "avg"), on_device=False, precision="high", exact=True)
+    values = np.linspace(0.1, 0.7, size)
+    batch = Batch()
+    batch.add(row(exact.take(ArraySource(values)), kind=replace(KIND, dtype="float64")))
+    ((maximum, mean),) = [text.split(",") for text in texts(batch, exact)]
+    assert float(maximum) == values.max()
+    assert float(mean) == pytest.approx(values.mean(), rel=1e-14)

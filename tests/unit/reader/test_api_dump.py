@@ -163,7 +163,7 @@ def test_commands(command, tmp_path, capsys, monkeypatch):
     arguments = {
         "show": [str(relu)],
         "find-source": [str(root), "net.py:9"],
-    }.get(command, [str(root), "--operator", "Functional_relu_0*"])
+    }.get(command, [str(root), "--op", "Functional_relu_0*"])
     monkeypatch.setenv("COLUMNS", "200")
     assert answer([command, *arguments]) in (0, 1)
     assert "Functional_relu_0_forward" in capsys.readouterr().out
