@@ -6,7 +6,7 @@ PROTOS := $(wildcard proto/rankdump/*/v1/*.proto)
 PROTO_TOOLS := grpcio-tools==1.62.3 mypy-protobuf==3.6.0 setuptools==75.8.0
 SOURCES := client daemon tests bench examples
 
-.PHONY: setup demo test check proto proto-check schema bench bench-peers peers clean
+.PHONY: setup demo test test-mindspore check proto proto-check schema bench bench-peers peers clean
 
 setup: .venv/ready
 
@@ -82,6 +82,17 @@ build/peers-venv/ready:
 peers: setup build/peers-venv/ready build/bench-peers-venv/ready
 	PEERS_PYTHON=build/peers-venv/bin/python MSACCUCMP_PYTHON=build/bench-peers-venv/bin/python \
 	  $(BIN)/python -m pytest tests/peers
+
+# The hooks on MindSpore, and its dumps beside torch's: MindSpore itself needs half a gigabyte and
+# a Python it has wheels for.
+build/mindspore-venv/ready: pyproject.toml
+	$(PYTHON) -m venv build/mindspore-venv
+	build/mindspore-venv/bin/python -m pip install --quiet mindspore==2.7.0 torch==2.13.0 \
+	  pytest pytest-timeout hypothesis -e '.[daemon]'
+	touch $@
+
+test-mindspore: build/mindspore-venv/ready
+	build/mindspore-venv/bin/python -m pytest tests/mindspore
 
 clean:
 	rm -rf build

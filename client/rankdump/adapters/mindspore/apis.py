@@ -12,7 +12,7 @@ from typing import Any
 from rankdump.adapters.api_calls import ApiOptions, CallNumbers, LayerMarks, layer_call
 from rankdump.adapters.mindspore.api_recording import ApiRecording, Open
 from rankdump.adapters.mindspore.catalogue import Api
-from rankdump.adapters.mindspore.framework import cells_of, is_built_in
+from rankdump.adapters.mindspore.framework import cells_of, is_built_in, is_loss
 from rankdump.adapters.mindspore.gradients import Gradients
 from rankdump.adapters.mindspore.interception import COMPILED, INTERCEPTION
 from rankdump.adapters.mindspore.observing import Observer
@@ -75,7 +75,7 @@ class ApiHook:
         if inside:
             return None
         path, _ = self._paths.get(id(cell), ("", None))
-        if not is_built_in(cell):
+        if not self.closes(cell):
             return path
         # A layer's mark stands before its own tensors, that of a container behind all inside it.
         self._record.observer.shielded(self._mark, path)
@@ -88,8 +88,8 @@ class ApiHook:
         self.call_ends(opened, result, raised=raised)
 
     def closes(self, cell: Any) -> bool:
-        """Return whether a cell is a layer or loss, of the model or beside it."""
-        return is_built_in(cell)
+        """Return whether a cell is a layer of the model, or a loss, which may stand beside it."""
+        return is_loss(cell) or (id(cell) in self._paths and is_built_in(cell))
 
     def region_begins(self, cell: Any, *, again: bool) -> Callable[[], object]:
         """Take the begin of a recomputed region."""
