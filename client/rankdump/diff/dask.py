@@ -45,7 +45,7 @@ def compare_on(
     except (OSError, ValueError) as error:
         raise UnavailableError(f"no Dask scheduler answers at {address}: {error}") from None
     pairs = {place: _anywhere(pair) for place, pair in placed}
-    with client:
+    with client, client.as_current():
         for answers in _compared(client, groups_of(pairs.items()), settings):
             done([(place, _explained(outcome, pairs[place])) for place, outcome in answers])
 
