@@ -38,9 +38,8 @@ class Block(nn.Module):
         super().__init__()
         self.attention = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
         self.first = nn.LayerNorm(WIDTH)
-        self.wide = nn.Sequential(
-            nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH)
-        )
+        self.narrow = nn.Linear(2 * WIDTH, WIDTH)
+        self.wide = nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), self.narrow)
         self.spoiler = Spoiler()
         self.second = nn.LayerNorm(WIDTH)
 
@@ -56,7 +55,8 @@ class Encoder(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embed = nn.Linear(8, WIDTH)
-        self.blocks = nn.Sequential(*(Block() for _ in range(4)))
+        self.parts = tuple(Block() for _ in range(4))
+        self.blocks = nn.Sequential(*self.parts)
         self.classify = nn.Linear(WIDTH, 10)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
@@ -68,14 +68,14 @@ def train(case: str, rank: int) -> None:
     net = Encoder()
     if case == "disturbed":
         with torch.no_grad():
-            net.blocks[2].wide[2].weight += 0.001
+            net.parts[2].narrow.weight += 0.001
     model = DistributedDataParallel(net)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     session = rankdump.attach(model)
     data = torch.Generator().manual_seed(100 + rank)
     for step in range(STEPS):
         session.step(step)
-        net.blocks[1].spoiler.active = case == "nan" and rank == BAD_RANK and step == 1
+        net.parts[1].spoiler.active = case == "nan" and rank == BAD_RANK and step == 1
         rows = torch.randn(4, 8, 8, generator=data)
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(rows), torch.arange(4)).backward()

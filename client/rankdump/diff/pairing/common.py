@@ -3,11 +3,12 @@
 One row of the classic table is one number, a bit for each element of the other list (H. Hyyro,
 "Bit-parallel LCS-length computation revisited", 2004), so 64 cells cost one operation of the
 processor; halves are solved by themselves (D. Hirschberg, 1975), so two rows are kept and not all.
-Two programs of 20,000 calls that share nothing take about a second.
+Two programs of 20,000 calls in any order take some tenths of a second.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Hashable, Iterator, Sequence
 
 import numpy as np
@@ -72,9 +73,7 @@ def _rows(a: list[int], b: list[int]) -> Iterator[int]:
 
 def _lengths(a: list[int], b: list[int]) -> npt.NDArray[np.int64]:
     """Return how long the common subsequence of a and each beginning of b is."""
-    row = (1 << len(b)) - 1
-    for row in _rows(a, b):
-        pass
+    row = deque(_rows(a, b), maxlen=1).pop()
     packed = np.frombuffer(row.to_bytes(len(b) // 8 + 1, "little"), np.uint8)
     flat = np.unpackbits(packed, count=len(b), bitorder="little")
     return np.concatenate(([0], np.cumsum(1 - flat.astype(np.int64))))

@@ -6,7 +6,7 @@ import re
 from functools import lru_cache
 from typing import TypeAlias
 
-from rankdump.contract.layout.api_name import KINDS, call_of
+from rankdump.contract.layout.api_name import KINDS, LAYER, call_of
 from rankdump.contract.selection import matched_name
 from rankdump.diff.values import Call
 
@@ -56,7 +56,6 @@ _SYNONYMS = {
     "truediv": "divide",
     "div": "divide",
     "sub": "subtract",
-    "subtract": "subtract",
     "cast": "to",
     "addv2": "add",
     "fastgelu": "gelu",
@@ -84,35 +83,36 @@ def family(call: Call) -> Family:
 
 
 def shapes(call: Call) -> Shapes:
-    """Return the extents of all tensors, in any order of axes and without those of 1.
-
-    So a tensor in NHWC is like the same one in NCHW. None for what only a file knows.
-    """
+    """Return the extents of all tensors, inputs and outputs."""
     return (
-        tuple(_extents(tensor.shape) for tensor in call.inputs),
-        tuple(_extents(tensor.shape) for tensor in call.outputs),
+        tuple(extents(tensor.shape) for tensor in call.inputs),
+        tuple(extents(tensor.shape) for tensor in call.outputs),
     )
 
 
-def _extents(shape: tuple[int, ...] | None) -> tuple[int, ...] | None:
+def extents(shape: tuple[int, ...] | None) -> tuple[int, ...] | None:
+    """Return the extents of a shape in any order of axes, and without those of 1.
+
+    So a tensor in NHWC is like the same one in NCHW. None for what only a file knows.
+    """
     return None if shape is None else tuple(sorted(extent for extent in shape if extent != 1))
 
 
 def numbered(call: Call) -> bool:
     """Return whether the name is a count of calls: an extra one shifts all that follow."""
     api = call_of(call.op_name)
-    return api is not None and api.op_type == call.op_type
+    return api is not None and api.kind != LAYER
 
 
-def scope(call: Call) -> tuple[str, ...]:
-    """Return the path of a call in its network, without types and numbers.
+def scope(op_name: str) -> tuple[str, ...]:
+    """Return the path of an operator in its network, without types and numbers.
 
-    >>> scope(Call(0, "Linear", "Default/network-Net/layer1-Sequential/0-Linear/Linear-op0"))
+    >>> scope("Default/network-Net/layer1-Sequential/0-Linear/Linear-op0")
     ('layer1', '0')
     """
-    if numbered(call):
+    if call_of(op_name) is not None:
         return ()
-    whole = matched_name(call.op_name).removeprefix("Default/")
+    whole = matched_name(op_name).removeprefix("Default/")
     parts = _COMPONENT.findall(whole.rpartition("/")[0] or _NUMBER.sub("", whole))
     names = [part.rpartition("-")[0] or part for part in parts]
     return tuple(names[1:] if names and names[0] == "network" else names)

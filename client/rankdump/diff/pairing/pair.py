@@ -60,13 +60,14 @@ def _apply(rule: Rule, pairing: Pairing, settings: Settings) -> None:
 def _exact(pairing: Pairing) -> None:
     """Pair the same names, the nth call of a name with the nth.
 
-    A name that counts the calls of an API is the same call only where both sides made as many.
+    A name that counts the calls of an API says nothing when one side has a call more of it, so
+    such names count only where both sides have the same ones of a family.
     """
-    counted = _as_often(pairing)
+    alike = _alike(pairing)
 
     def named(name: Callable[[Call], Hashable]) -> Callable[[Call], Hashable]:
         return lambda call: (
-            None if numbered(call) and family(call) not in counted else (name(call), call.backward)
+            None if numbered(call) and family(call) not in alike else (name(call), call.backward)
         )
 
     pairing.join_equal("exact", named(lambda call: (call.graph, call.op_name)))
@@ -74,10 +75,17 @@ def _exact(pairing: Pairing) -> None:
     pairing.join_equal("exact", named(lambda call: sanitised(call.op_name)))
 
 
-def _as_often(pairing: Pairing) -> set[Family]:
-    """Return the families that both sides called equally often."""
-    often_a, often_b = (Counter(map(family, p.calls)) for p in (pairing.a, pairing.b))
-    return {kind for kind, count in often_a.items() if often_b[kind] == count}
+def _alike(pairing: Pairing) -> set[Family]:
+    """Return the families whose calls have the same names on both sides."""
+    names_a, names_b = _names(pairing.a), _names(pairing.b)
+    return {kind for kind, names in names_a.items() if names_b.get(kind) == names}
+
+
+def _names(program: Program) -> dict[Family, list[str]]:
+    found: dict[Family, list[str]] = {}
+    for call in program.calls:
+        found.setdefault(family(call), []).append(call.op_name)
+    return {kind: sorted(names) for kind, names in found.items()}
 
 
 def _mapping(pairing: Pairing, settings: Settings) -> None:
@@ -100,8 +108,8 @@ def _mapping(pairing: Pairing, settings: Settings) -> None:
 def _by_type(pairing: Pairing) -> None:
     """Pair calls of one family that both sides made equally often, in their order."""
     keys: Sequence[Callable[[Call], Hashable]] = (
-        lambda call: (family(call), scope(call), shapes(call)),
-        lambda call: (family(call), scope(call)),
+        lambda call: (family(call), scope(call.op_name), shapes(call)),
+        lambda call: (family(call), scope(call.op_name)),
         lambda call: (family(call), shapes(call)),
         family,
     )
@@ -126,7 +134,7 @@ def _in_order(
 def _by_sequence(pairing: Pairing) -> None:
     """Pair what stands in a longest common subsequence: with shapes first, then without."""
     keys: Sequence[Callable[[Call], Hashable]] = (
-        lambda call: (family(call), scope(call), shapes(call)),
+        lambda call: (family(call), scope(call.op_name), shapes(call)),
         lambda call: (family(call), shapes(call)),
         family,
     )
