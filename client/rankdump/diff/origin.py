@@ -21,6 +21,8 @@ from rankdump.diff.origin_rows import Question, bad, seen, tensor_of
 from rankdump.diff.values import CONSTANTS, Row
 
 _Place: TypeAlias = "tuple[int, int]"
+_MOST_ALONE = 8
+"""Most calls of one side alone that are named."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -138,8 +140,8 @@ def _alone(alone: list[Step], row: Row, question: Question) -> Found:
     why = "" if len(alone) == 1 else words.several_alone(len(alone), row)
     return Found(
         question,
-        steps=tuple(alone),
-        reasons=tuple(words.only_one_side(step.row, row, question) for step in alone),
+        steps=tuple(alone[:_MOST_ALONE]),
+        reasons=tuple(words.only_one_side(s.row, row, question) for s in alone[:_MOST_ALONE]),
         why=why,
     )
 

@@ -38,8 +38,9 @@ class Block(nn.Module):
         super().__init__()
         self.attention = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
         self.first = nn.LayerNorm(WIDTH)
-        self.narrow = nn.Linear(2 * WIDTH, WIDTH)
-        self.wide = nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), self.narrow)
+        narrow = nn.Linear(2 * WIDTH, WIDTH)
+        self.wide = nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), narrow)
+        self.inner = (narrow,)
         self.spoiler = Spoiler()
         self.second = nn.LayerNorm(WIDTH)
 
@@ -68,7 +69,7 @@ def train(case: str, rank: int) -> None:
     net = Encoder()
     if case == "disturbed":
         with torch.no_grad():
-            net.parts[2].narrow.weight += 0.001
+            net.parts[2].inner[0].weight += 0.001
     model = DistributedDataParallel(net)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     session = rankdump.attach(model)
