@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,7 +32,7 @@ def test_it_is_common_rising_and_as_long_as_can_be(kept, a, b):
         patch.setattr(module, "_SMALL_CELLS", kept)
         found = common(a, b)
     assert all(a[i] == b[j] for i, j in found)
-    assert all(i < k and j < m for (i, j), (k, m) in zip(found, found[1:], strict=False))
+    assert all(i < k and j < m for (i, j), (k, m) in pairwise(found))
     assert len(found) == textbook(a, b)
 
 
