@@ -105,7 +105,8 @@ def test_nonfinite_values_that_both_have_are_followed_back(tmp_path):
     one = grown(tmp_path / "one", bad=np.inf, ranks=(0,), iterations=(0,))
     two = TreeBuilder(tmp_path / "two")
     for entry in reader.open(one).tensors():
-        array = reader.load(entry) + np.float32(entry.op_name == FC and entry.key.side.value == "output")
+        last = entry.op_name == FC and entry.key.side is Side.OUTPUT
+        array = reader.load(entry) + np.float32(last)
         two.tensor(0, 0, entry.op_name, array, side=entry.key.side)
     two.complete(0, 0)
     report = rankdump.compare(one, two.root)
@@ -182,6 +183,7 @@ def test_constants_are_compared_and_are_no_iteration(tmp_path):
     for at, tree in enumerate(trees):
         tree.tensor(0, 0, "mask", np.eye(2) + at, op_type="Parameter", constant=True)
         tree.tensor(0, 4, CONV, START)
+        tree.complete(0, 4)
     report = rankdump.compare(*(tree.root for tree in trees))
     assert [(row.iteration, row.name_a) for row in report.rows] == [(CONSTANTS, "mask"), (4, CONV)]
     assert report.origins[0].suspects[0].name_a == "mask"
