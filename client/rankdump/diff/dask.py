@@ -10,7 +10,7 @@ import errno
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from rankdump.contract.errors import ConfigError, UnavailableError, UnsupportedError
 from rankdump.diff.groups import Answers, Group, compare_group, given_up, groups_of
@@ -62,7 +62,7 @@ def _compared(client: Client, groups: Iterator[Group], settings: Settings) -> It
         held[future] = group
         finished.add(future)
 
-    threads: Any = client.nthreads()
+    threads = cast("dict[str, int]", client.nthreads())
     while len(held) < _AHEAD * max(1, sum(threads.values())):
         group = next(groups, None)
         if group is None:
