@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc
 
@@ -134,8 +135,10 @@ def serving(address: str, *, timeout_s: float = 1.0) -> bool:
     Messages as bytes: a job need not have the package that knows them.
     """
     with grpc.insecure_channel(address) as channel:
-        check = channel.unary_unary("/grpc.health.v1.Health/Check")
+        # Typed by what makes and reads its messages, which are bytes here.
+        unary: Any = channel.unary_unary
+        check = unary("/grpc.health.v1.Health/Check")
         try:
-            return check(b"", timeout=timeout_s) == _SERVING
+            return bool(check(b"", timeout=timeout_s) == _SERVING)
         except grpc.RpcError:
             return False

@@ -41,8 +41,6 @@ def api_dump_init(
     model's state now. `codec` packs the files, `release` says whose info file is written: `1.0.17`
     or `1.0.18`. TypeError or ValueError for what is not allowed.
     """
-    if not isinstance(output_path, (str, Path)) or not str(output_path):
-        raise TypeError(f"output_path: {output_path!r} is not allowed; a folder is")
     root = str(Path(output_path).absolute())
     setting = Setting(root, retain_backward, compare_statedict, codec, release)
     _process.init(net, checked_setting(setting))

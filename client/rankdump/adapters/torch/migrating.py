@@ -9,8 +9,8 @@ import os
 from pathlib import Path
 
 import torch
+from torch import nn
 from torch.nn import Module
-from torch.nn.modules.dropout import _DropoutNd as AnyDropout  # pyright: ignore[reportPrivateUsage]
 
 from rankdump.adapters.api_calls import ApiOptions
 from rankdump.adapters.torch.apis import ApiHook
@@ -18,6 +18,14 @@ from rankdump.adapters.torch.optimizing import Listener, StepWatch
 from rankdump.values import Recorder
 
 NAME = "torch"
+_DROPOUTS = (
+    nn.Dropout,
+    nn.Dropout1d,
+    nn.Dropout2d,
+    nn.Dropout3d,
+    nn.AlphaDropout,
+    nn.FeatureAlphaDropout,
+)
 _STATE = "pt_net.pth"
 
 
@@ -28,7 +36,7 @@ def api_hook(model: Module, recorder: Recorder, *, graph: int, options: ApiOptio
 
 def without_dropout(model: Module) -> int:
     """Let no dropout of the model drop anything; return how many there are."""
-    found = [module for module in model.modules() if isinstance(module, AnyDropout)]
+    found = [module for module in model.modules() if isinstance(module, _DROPOUTS)]
     for module in found:
         module.p = 0.0
     return len(found)

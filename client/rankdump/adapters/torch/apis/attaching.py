@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch.distributed as dist
 from torch.nn import Module
 
+from rankdump.adapters.api_calls import ApiOptions
 from rankdump.adapters.torch.apis.calls import ApiCalls
 from rankdump.adapters.torch.apis.modules import observable
-from rankdump.adapters.torch.apis.options import ApiOptions
 from rankdump.adapters.torch.apis.recording import Records
 from rankdump.adapters.torch.apis.sites import Sites
 from rankdump.adapters.torch.collectives import patch
@@ -42,6 +42,15 @@ class ApiHook:
         if dist.is_available():
             shielded(self._listen, self._observer.failed)
         self._refresh()
+
+    def record_with(self, recorder: Recorder, options: ApiOptions) -> None:
+        """Hand over to this recorder from now on, as these options say; numbers go on."""
+        if self._listening:
+            patch.forget(self._observer.recorder, self._observer.graph)
+            patch.listen(recorder, self._observer.graph)
+        self._observer.recorder = recorder
+        self._sites.refilter(options.filter_stack)
+        self._records.follow(options)
 
     def iteration_begins(self, iteration: int, armed: bool) -> None:
         """Look at the model again; an iteration may be armed and disarmed several times."""

@@ -8,8 +8,8 @@ from types import FrameType
 
 import torch
 
+from rankdump.adapters.api_calls import ApiOptions
 from rankdump.adapters.torch.apis.gradients import ApiGradients
-from rankdump.adapters.torch.apis.options import ApiOptions
 from rankdump.adapters.torch.apis.repeats import Repeat, Repeats
 from rankdump.adapters.torch.apis.sites import Sites
 from rankdump.adapters.torch.apis.tensors import Tensors
@@ -44,6 +44,11 @@ class Records:
         self._gradients = ApiGradients(observer)
         self._repeats = Repeats()
         self._marked: set[str] = set()
+
+    def follow(self, options: ApiOptions) -> None:
+        """Hand over as these options say from now on."""
+        self._options = options
+        self._tensors = Tensors(self._observer, filtered=options.filter_data)
 
     def restart(self) -> None:
         """Forget which calls may be repeated: an iteration begins."""

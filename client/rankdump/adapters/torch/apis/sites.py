@@ -72,6 +72,12 @@ class Sites:
         self._lines: dict[tuple[int, int], str] = {}
         self._stacks: dict[tuple[int, ...], tuple[str, ...]] = {}
 
+    def refilter(self, filtered: bool) -> None:
+        """Leave torch's frames out of stacks from now on, or no longer."""
+        if filtered != self._filtered:
+            self._filtered = filtered
+            self.forget()
+
     def whose(self, frame: FrameType | None) -> Whose:
         """Return whose call it is that a frame makes."""
         while frame is not None:
