@@ -37,6 +37,7 @@ FRAMEWORKS: Mapping[str, str] = {
     "torch": "pytorch",
 }
 """What tables call a framework, by what its files begin with; of several the first counts."""
+_BY_FOLDER = {ApiFiles(name).folder: shown for name, shown in FRAMEWORKS.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,10 +203,7 @@ def _framework(tensors: Iterable[Tensor | None]) -> str:
     """Return the framework of a side, by the folder that its tensors lie in."""
     for tensor in tensors:
         if tensor is not None and tensor.entry is not None:
-            folder = tensor.entry.path.parent.name
-            return {ApiFiles(name).folder: shown for name, shown in FRAMEWORKS.items()}.get(
-                folder, ""
-            )
+            return _BY_FOLDER.get(tensor.entry.path.parent.name, "")
     return ""
 
 

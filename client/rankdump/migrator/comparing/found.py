@@ -10,13 +10,13 @@ from pathlib import Path
 from rankdump.contract.errors import DamagedError
 from rankdump.contract.layout.api_tree import ApiFiles
 from rankdump.contract.layout.file_name import PACKED
+from rankdump.contract.layout.mindspore_sync import METADATA_FOLDER
 from rankdump.contract.layout.place import MAPPING_FILE
 from rankdump.diff.api_tables import FRAMEWORKS
 from rankdump.reader.names import long_names
 
 _RANK = re.compile(r"rank([0-9]{1,9})")
 _NPY = ".npy"
-_METADATA_FOLDER = ".dump_metadata"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ def _rank_dump(rank: int, folder: Path) -> RankDump | None:
         if infos:
             # Both are there when another release dumped into the same folder: it cleared the npys.
             newest = max(infos, key=lambda info: info.stat().st_mtime_ns)
-            counted = (folder / _METADATA_FOLDER).is_dir()
+            counted = (folder / METADATA_FOLDER).is_dir()
             return RankDump(rank, shown, newest, _files(folder / forms[0].folder), counted)
     return None
 
