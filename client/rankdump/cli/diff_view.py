@@ -9,7 +9,7 @@ from rankdump.cli.table import Column, numbers, table
 from rankdump.cli.text import counted, label, shortened
 from rankdump.diff import wording
 from rankdump.diff.summary import accused, call_key, lonely, max_absolute, other_origins
-from rankdump.diff.values import Origin, Report, Row, Suspect
+from rankdump.diff.values import CONSTANTS, Origin, Report, Row, Suspect
 from rankdump.reader import ranges
 
 _MOST_CANDIDATES = 5
@@ -54,7 +54,7 @@ def rows_table(rows: Sequence[Row], report: Report, *, width: int) -> list[str]:
     cells = [
         [
             *([_MARK if call_key(row) in suspects else ""] if suspects else []),
-            *(str(getattr(row, each)) for each in _told_apart(rows)),
+            *(_number(getattr(row, each)) for each in _told_apart(rows)),
             wording.name(row, label),
             row.place,
             row.outcome.verdict.value,
@@ -65,16 +65,16 @@ def rows_table(rows: Sequence[Row], report: Report, *, width: int) -> list[str]:
     return table(wide, cells, width=width) if cells else []
 
 
-def remarks(rows: Sequence[Row], limit: int | None = _MOST_REMARKS) -> list[str]:
+def remarks(rows: Sequence[Row], *, everything: bool = False) -> list[str]:
     """Return what was found in those rows beside numbers, a sentence each."""
     told = [
         f"{wording.name(row, label)}, rank {row.rank}, {row.place}: {wording.remark(row)}"
         for row in rows
         if wording.remark(row)
     ]
-    if limit is None or len(told) <= limit:
-        return told
-    return [*told[:limit], f"... and {counted(len(told) - limit, 'more finding')}: --all shows all"]
+    shown = told if everything else told[:_MOST_REMARKS]
+    left = len(told) - len(shown)
+    return [*shown, *([f"... and {counted(left, 'more finding')}: --all"] if left else [])]
 
 
 def extras(rows: Sequence[Row]) -> list[str]:
@@ -124,13 +124,9 @@ def _of_rank(origin: Origin) -> list[str]:
     what = "" if origin.kind == "difference" else f", what is not finite in {origin.side}"
     starts = "starts at" if origin.certain else "may start at"
     return [
-        f"on rank {first.rank} alone{what}: {starts} {_named(first)}, {_short_when(first)}",
+        f"on rank {first.rank} alone{what}: {starts} {_named(first)}, {wording.moment(first)}",
         *_because(first, 2),
     ]
-
-
-def _short_when(suspect: Suspect) -> str:
-    return wording.when(suspect, [suspect.rank]).partition(", ")[2]
 
 
 def _named(suspect: Suspect) -> str:
@@ -142,6 +138,10 @@ def _told_apart(rows: Sequence[Row]) -> list[str]:
     return [
         each for each in ("rank", "iteration") if len({getattr(row, each) for row in rows}) > 1
     ]
+
+
+def _number(number: int) -> str:
+    return wording.NONE if number == CONSTANTS else str(number)
 
 
 def _measures(row: Row) -> list[str]:
@@ -164,8 +164,7 @@ def _listed(calls: Sequence[Row], most: int | None) -> str:
     for group in groups[:most]:
         own = group[0]
         where = f"rank {ranges(row.rank for row in group)}"
-        iterations = f"iteration {ranges(row.iteration for row in group)}"
+        iterations = wording.iterations(row.iteration for row in group)
         told.append(f"{shortened(label(own.name_a or own.name_b), 60)} ({where}, {iterations})")
     left = len(groups) - len(told)
-    more = [f"{counted(left, 'more')[:-1]}"] if left > 1 else ["1 more"] if left else []
-    return f"{counted(len(calls), 'call')}: {'; '.join([*told, *more])}"
+    return f"{counted(len(calls), 'call')}: {'; '.join([*told, *([f'{left:,} more'] if left else [])])}"

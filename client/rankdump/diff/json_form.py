@@ -11,7 +11,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, fields
 
 from rankdump.diff.summary import counts
-from rankdump.diff.values import Measures, Origin, Report, Row, Settings, Tensor, Verdict
+from rankdump.diff.values import (
+    CONSTANTS,
+    Measures,
+    Origin,
+    Report,
+    Row,
+    Settings,
+    Suspect,
+    Tensor,
+    Verdict,
+)
 
 VERSION = 1
 """Rises when a key changes its meaning; new keys leave it."""
@@ -59,15 +69,23 @@ def _origin(origin: Origin) -> dict[str, object]:
         "side": origin.side,
         "certain": origin.certain,
         "why": origin.why,
-        "suspects": list(map(asdict, origin.suspects)),
+        "suspects": list(map(_suspect, origin.suspects)),
     }
+
+
+def _suspect(suspect: Suspect) -> dict[str, object]:
+    return asdict(suspect) | {"iteration": _iteration(suspect.iteration)}
+
+
+def _iteration(number: int) -> int | None:
+    return None if number == CONSTANTS else number
 
 
 def _row(row: Row) -> dict[str, object]:
     result = row.outcome
     return {
         "rank": row.rank,
-        "iteration": row.iteration,
+        "iteration": _iteration(row.iteration),
         "position": row.position,
         "rule": row.rule,
         "op_type": row.op_type,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 from rankdump.contract.graph import SourceLine
 from rankdump.diff.summary import counts, ranks_alike
-from rankdump.diff.values import Origin, Report, Row, Suspect
+from rankdump.diff.values import CONSTANTS, Origin, Report, Row, Suspect
 from rankdump.reader import ranges
 
 NONE = "-"
@@ -58,8 +58,19 @@ def name(called: Row | Suspect, spelt: Callable[[str], str]) -> str:
 
 def when(suspect: Suspect, ranks: Iterable[int]) -> str:
     """Return when it ran, and on which ranks: `rank 0-1, iteration 3, backward`."""
-    direction = "backward" if suspect.backward else "forward"
-    return f"rank {ranges(ranks)}, iteration {suspect.iteration}, {direction}"
+    return f"rank {ranges(ranks)}, {moment(suspect)}"
+
+
+def moment(called: Row | Suspect) -> str:
+    """Return when it ran: `iteration 3, backward`; of what never changes `constants`."""
+    direction = "backward" if called.backward else "forward"
+    return f"{iterations([called.iteration])}, {direction}"
+
+
+def iterations(numbers: Iterable[int]) -> str:
+    """Return iterations in words: `iteration 1-3`, `constants`."""
+    dated = [number for number in numbers if number != CONSTANTS]
+    return f"iteration {ranges(dated)}" if dated else "constants"
 
 
 def ranks_of(origin: Origin, suspect: Suspect, report: Report) -> list[int]:

@@ -9,9 +9,10 @@ from typing import TypeAlias
 
 from rankdump.diff import wording
 from rankdump.diff.summary import Operator, max_absolute
-from rankdump.diff.values import Row
+from rankdump.diff.values import CONSTANTS, Row
 
-Columns: TypeAlias = "Mapping[str, list[str] | list[int] | list[float]]"
+Cells: TypeAlias = "list[str] | list[int] | list[float]"
+Columns: TypeAlias = "Mapping[str, Cells]"
 Spelling: TypeAlias = "Callable[[str], str]"
 """How a name is shortened for people."""
 
@@ -64,7 +65,7 @@ def row_columns(rows: Sequence[Row], spelt: Spelling) -> Columns:
     extra = dict.fromkeys(name for row in rows for name in row.outcome.extra)
     return {
         "rank": [row.rank for row in rows],
-        "iteration": [row.iteration for row in rows],
+        "iteration": list(map(_iteration, rows)),
         "position": [row.position for row in rows],
         "direction": [_direction(row) for row in rows],
         "operator": [wording.name(row, spelt) for row in rows],
@@ -84,7 +85,7 @@ def operator_columns(operators: Sequence[Operator], spelt: Spelling) -> Columns:
     worst = [each.worst for each in operators]
     return {
         "rank": [row.rank for row in worst],
-        "iteration": [row.iteration for row in worst],
+        "iteration": list(map(_iteration, worst)),
         "position": [row.position for row in worst],
         "direction": [_direction(row) for row in worst],
         "operator": [wording.name(row, spelt) for row in worst],
@@ -105,7 +106,7 @@ def point_columns(operators: Sequence[Operator], scale: Scale, begins: Mapping[i
         "x": [begins[row.iteration] + row.position for row in worst],
         "y": [scale.at(each.max_absolute) for each in operators],
         "rank": [row.rank for row in worst],
-        "iteration": [row.iteration for row in worst],
+        "when": [wording.iterations([row.iteration]) for row in worst],
         "operator": [f"{wording.name(row, str)}, {_direction(row)}" for row in worst],
         "place": [row.place for row in worst],
         "verdict": [row.outcome.verdict.value for row in worst],
@@ -146,6 +147,10 @@ _MEASURES = {
 def _measure(row: Row, name: str) -> float:
     measures = row.outcome.measures
     return math.nan if measures is None else float(getattr(measures, name))
+
+
+def _iteration(row: Row) -> float:
+    return math.nan if row.iteration == CONSTANTS else float(row.iteration)
 
 
 def _direction(row: Row) -> str:

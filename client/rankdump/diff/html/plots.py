@@ -7,12 +7,13 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 
 import numpy as np
-from bokeh.models import BoxAnnotation, ColumnDataSource, HoverTool, LayoutDOM, Span
+from bokeh.models import BoxAnnotation, HoverTool, LayoutDOM, Span
 from bokeh.plotting import figure
 from bokeh.transform import factor_mark
 
 from rankdump.diff.html.columns import Scale, begins_of, point_columns, scale_of
 from rankdump.diff.html.palette import COLOURS, MARKS, RANKS
+from rankdump.diff.html.tables import source_of
 from rankdump.diff.summary import SEVERITY, CallKey, Operator, call_key, severity
 from rankdump.diff.values import Row
 
@@ -22,7 +23,7 @@ _MOST_LEGEND = 16
 _TOOLS = "pan,xwheel_zoom,box_zoom,reset,save"
 _HOVER = [
     ("operator", "@operator"),
-    ("rank, iteration", "@rank, @iteration"),
+    ("rank", "@rank, @when"),
     ("worst", "@verdict at @place, @extents"),
     ("max abs", "@error"),
     ("cosine", "@cosine"),
@@ -43,7 +44,7 @@ def by_operator(operators: Sequence[Operator], suspects: set[CallKey], name: str
         points = chart.scatter(
             "x",
             "y",
-            source=ColumnDataSource(dict(columns)),
+            source=source_of(columns),
             marker=factor_mark("verdict", list(MARKS.values()), list(MARKS)),
             size=9,
             color=RANKS[rank % len(RANKS)],
@@ -52,7 +53,7 @@ def by_operator(operators: Sequence[Operator], suspects: set[CallKey], name: str
         )
         chart.add_tools(HoverTool(renderers=[points], tooltips=_HOVER))
     blamed = point_columns([o for o in operators if call_key(o.worst) in suspects], scale, begins)
-    ring = ColumnDataSource(dict(blamed))
+    ring = source_of(blamed)
     chart.scatter(
         "x", "y", source=ring, size=22, fill_color=None, line_color="#c1121f", line_width=2.5
     )
