@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from rankdump.contract.graph import SourceLine
 from rankdump.contract.key import Side
@@ -100,7 +101,7 @@ def suspect(at: int = 3, rank: int = 0, **changes) -> Suspect:
     return replace(made, **changes)
 
 
-def origin(*suspects: Suspect, kind="difference", side="", why="") -> Origin:
+def origin(*suspects: Suspect, kind: Any = "difference", side: Any = "", why: str = "") -> Origin:
     """Where it starts; certain with one suspect."""
     return Origin(kind, side, len(suspects) == 1, suspects, why)
 

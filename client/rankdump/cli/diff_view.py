@@ -1,4 +1,4 @@
-"""A comparison as lines: where it starts, counts, the rows to look at, what has no partner. Pure."""
+"""A comparison as lines: where it starts, counts, rows, what has no partner. Pure."""
 
 from __future__ import annotations
 
@@ -135,9 +135,7 @@ def _named(suspect: Suspect) -> str:
 
 def _told_apart(rows: Sequence[Row]) -> list[str]:
     """Return which of rank and iteration differ among rows, and so need a column."""
-    return [
-        each for each in ("rank", "iteration") if len({getattr(row, each) for row in rows}) > 1
-    ]
+    return [each for each in ("rank", "iteration") if len({getattr(row, each) for row in rows}) > 1]
 
 
 def _number(number: int) -> str:
@@ -167,4 +165,5 @@ def _listed(calls: Sequence[Row], most: int | None) -> str:
         iterations = wording.iterations(row.iteration for row in group)
         told.append(f"{shortened(label(own.name_a or own.name_b), 60)} ({where}, {iterations})")
     left = len(groups) - len(told)
-    return f"{counted(len(calls), 'call')}: {'; '.join([*told, *([f'{left:,} more'] if left else [])])}"
+    more = [f"{left:,} more"] if left else []
+    return f"{counted(len(calls), 'call')}: {'; '.join([*told, *more])}"

@@ -74,7 +74,7 @@ def _origin(origin: Origin) -> dict[str, object]:
 
 
 def _suspect(suspect: Suspect) -> dict[str, object]:
-    return asdict(suspect) | {"iteration": _iteration(suspect.iteration)}
+    return {**asdict(suspect), "iteration": _iteration(suspect.iteration)}
 
 
 def _iteration(number: int) -> int | None:

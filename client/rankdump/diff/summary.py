@@ -115,11 +115,7 @@ def excerpt(report: Report, limit: int | None, *, everything: bool = False) -> l
     Of more than the limit, a stretch that has the first suspect in its first half.
     """
     suspects = accused(report)
-    kept = [
-        row
-        for row in report.rows
-        if everything or call_key(row) in suspects or _matters(row)
-    ]
+    kept = [row for row in report.rows if everything or call_key(row) in suspects or _matters(row)]
     if limit is None or len(kept) <= limit:
         return kept
     first = next((origin.suspects[0] for origin in report.origins if origin.suspects), None)

@@ -76,7 +76,7 @@ def test_long_names_give_way_in_the_middle():
     made = report([row(0, "output.0", outcome(Verdict.DIFFERENT, 0.5), name=name)], origins=())
     *_, line = view.rows_table(made.rows, made, width=100)
     assert len(line) <= 100
-    assert "encoder_block..." in line
+    assert "..." in line
     assert "block/Linear-op0" in line
 
 

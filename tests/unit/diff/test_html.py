@@ -13,7 +13,17 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
-from suites.diff_reports import LAYERS, NAN, agreeing, layered, origin, outcome, report, row, suspect
+from suites.diff_reports import (
+    LAYERS,
+    NAN,
+    agreeing,
+    layered,
+    origin,
+    outcome,
+    report,
+    row,
+    suspect,
+)
 
 from rankdump.cli.text import label
 from rankdump.diff.html import page
@@ -105,7 +115,7 @@ def test_it_leads_with_where_it_starts(text):
 
 
 def test_the_data_is_in_it(text):
-    tensors, operators = columns(text, "place"), columns(text, "worst verdict")
+    tensors, operators = columns(text, "matched by"), columns(text, "worst verdict")
     assert len(tensors["place"]) == 24
     assert tensors["operator"][0] == "layers.0/Linear-op0"
     assert tensors["verdict"].count("different") == 10
@@ -119,7 +129,7 @@ def test_the_data_is_in_it(text):
 def test_only_so_much_is_drawn_and_that_is_said():
     rows = layered(range(20))
     small = page(report(rows), label, most=110)
-    verdicts = columns(small, "place")["verdict"]
+    verdicts = columns(small, "matched by")["verdict"]
     assert len(verdicts) == 110
     assert verdicts.count("different") == 100
     said = " ".join(Elements(small).data)
@@ -137,7 +147,7 @@ def test_names_are_text_and_nothing_else():
     blamed = origin(suspect(0, name_a=bad, name_b=bad, reason=bad))
     made = page(report(rows, a=bad, origins=(blamed,), notes=(bad,)), str)
     assert all(tag != "img" for tag, _ in Elements(made).found)
-    assert columns(made, "place")["operator"][0] == bad
+    assert columns(made, "matched by")["operator"][0] == bad
 
 
 @pytest.mark.parametrize(

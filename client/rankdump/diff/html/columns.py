@@ -99,7 +99,9 @@ def operator_columns(operators: Sequence[Operator], spelt: Spelling) -> Columns:
     }
 
 
-def point_columns(operators: Sequence[Operator], scale: Scale, begins: Mapping[int, int]) -> Columns:
+def point_columns(
+    operators: Sequence[Operator], scale: Scale, begins: Mapping[int, int]
+) -> Columns:
     """Return one point per pair of calls: where it stands, and what is said of it."""
     worst = [each.worst for each in operators]
     return {

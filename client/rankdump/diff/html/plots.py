@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 
 import numpy as np
-from bokeh.models import BoxAnnotation, HoverTool, LayoutDOM, Span
+from bokeh.models import BoxAnnotation, DataRange1d, HoverTool, LayoutDOM, Range1d, Span
 from bokeh.plotting import figure
 from bokeh.transform import factor_mark
 
@@ -61,7 +61,9 @@ def by_operator(operators: Sequence[Operator], suspects: set[CallKey], name: str
     return chart
 
 
-def histogram(rows: Sequence[Row], measure: Callable[[Row], float], title: str, name: str) -> LayoutDOM:
+def histogram(
+    rows: Sequence[Row], measure: Callable[[Row], float], title: str, name: str
+) -> LayoutDOM:
     """Return how many tensors have which error, stacked by verdict; zeros cannot stand there."""
     found = {
         verdict.value: [
@@ -80,6 +82,7 @@ def histogram(rows: Sequence[Row], measure: Callable[[Row], float], title: str, 
         height=_HISTOGRAM_HEIGHT,
         sizing_mode="stretch_width",
         tools="save",
+        y_range=DataRange1d(start=0),
         x_axis_label=f"log10 of {title}",
         y_axis_label="tensors",
         min_border_left=70,
@@ -98,7 +101,6 @@ def histogram(rows: Sequence[Row], measure: Callable[[Row], float], title: str, 
             legend_label=verdict,
         )
         base = top
-    chart.y_range.start = 0
     return chart
 
 
@@ -111,7 +113,7 @@ def _figure(name: str, height: int, scale: Scale) -> figure:
         active_scroll="xwheel_zoom",
         x_axis_label="operators in execution order",
         y_axis_label="max abs",
-        y_range=(scale.zero - 0.6, scale.unknown + 0.6),
+        y_range=Range1d(start=scale.zero - 0.6, end=scale.unknown + 0.6),
         min_border_left=70,
     )
     chart.toolbar.logo = None

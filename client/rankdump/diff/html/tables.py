@@ -6,6 +6,7 @@ import numpy as np
 from bokeh.layouts import column
 from bokeh.models import (
     CDSView,
+    CellFormatter,
     ColumnDataSource,
     CustomJS,
     DataTable,
@@ -40,7 +41,7 @@ for (let at = 0; at < source.get_length(); at++) {
 view.filter.indices = kept;
 view.change.emit();
 """
-_VERDICT = """<span style="color: <%= ({colours})[value] || '#444' %>">&#9632;</span> <%- value %>"""
+_VERDICT = """<span style="color: <%= ({colours})[value] %>">&#9632;</span> <%- value %>"""
 
 
 def source_of(columns: Columns) -> ColumnDataSource:
@@ -59,7 +60,7 @@ def sortable(columns: Columns, name: str) -> LayoutDOM:
     asked = TextInput(placeholder="only lines with these words ...", width=420)
     texts = [title for title, values in columns.items() if values and isinstance(values[0], str)]
     lines = len(next(iter(columns.values())))
-    view = CDSView(filter=IndexFilter(list(range(lines))))
+    view = CDSView(filter=IndexFilter(indices=list(range(lines))))
     known = {"source": source, "asked": asked, "names": texts, "view": view}
     asked.js_on_change("value_input", CustomJS(args=known, code=_FILTER))
     table = DataTable(
@@ -89,7 +90,7 @@ def _column(title: str, values: Cells) -> TableColumn:
     )
 
 
-def _formatter(title: str, values: Cells) -> StringFormatter:
+def _formatter(title: str, values: Cells) -> CellFormatter:
     if "verdict" in title:
         return HTMLTemplateFormatter(template=_VERDICT.format(colours=COLOURS))
     if title in _WHOLE:

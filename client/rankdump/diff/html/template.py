@@ -8,8 +8,9 @@ POLICY = (
 )
 """The charts' library evaluates code of its own, and has its pictures in data addresses."""
 _STYLE = """
-html body { height: auto; margin: 0 auto; max-width: 1500px; padding: 24px 32px 64px; color: #1c2430;
-  font: 15px/1.5 system-ui, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; background: #fff; }
+html body { height: auto; margin: 0 auto; max-width: 1500px; padding: 24px 32px 64px;
+  background: #fff; color: #1c2430;
+  font: 15px/1.5 system-ui, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; }
 h1 { font-size: 17px; font-weight: 600; color: #5a6675; margin: 0 0 12px; }
 h2 { font-size: 17px; margin: 40px 0 8px; }
 h3 { font-size: 15px; margin: 16px 0 4px; }
