@@ -13,12 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from rankdump.diff.measures.kernel import Kernel
+from rankdump.diff.measures.msaccucmp import msaccucmp
 from rankdump.diff.measures.narrow import half_unit, terms_of
 from rankdump.diff.measures.operands import Operands, flat
 from rankdump.diff.measures.room import BLOCK, Room, lent
 from rankdump.diff.values import Measures, Tolerances
 
-__all__ = ["Measured", "measure", "terms_of"]
+__all__ = ["Measured", "measure", "msaccucmp", "terms_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ class Measured:
 def measure(
     a: npt.NDArray[Any],
     b: npt.NDArray[Any],
-    tolerances: Tolerances = Tolerances(),
+    tolerances: Tolerances,
     *,
     dtype_a: str = "",
     dtype_b: str = "",

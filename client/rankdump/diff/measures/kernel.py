@@ -89,7 +89,12 @@ class Kernel:
             np.add(x, u, out=t)
             np.add(y, u, out=u)
             np.divide(t, u, out=t)
-        self.sums.entropy += product(x, np.log(t, out=t))
+        entropy = product(x, np.log(t, out=t))
+        if not math.isfinite(entropy):
+            # Either y is 0 where x is not, or the ratio of two numbers is none.
+            kept = x > 0
+            entropy = product(x[kept], np.log(x[kept]) - np.log(y[kept]))
+        self.sums.entropy += entropy
 
     def _add_unequal(self, d: Floats, size: Floats, free: Floats) -> None:
         """Add absolute differences, all of them and those of numbers that are not close."""
