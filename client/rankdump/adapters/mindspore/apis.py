@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rankdump.adapters.api_calls import ApiOptions, CallNumbers, LayerMarks, layer_call
+from rankdump.adapters.api_calls import ApiOptions, CallNumbers, layer_call
 from rankdump.adapters.mindspore.api_recording import ApiRecording, Open
 from rankdump.adapters.mindspore.catalogue import Api
 from rankdump.adapters.mindspore.framework import cells_of, is_built_in, is_loss
@@ -32,7 +32,7 @@ class ApiHook:
         self._regions: Regions[Open] = Regions()
         self._paths: dict[int, tuple[str, Any]] = {}
         self._record = ApiRecording(Observer(recorder, graph), options, self._gradients)
-        self._marks = LayerMarks(once=True)
+        self._marked: set[str] = set()
         self._refresh()
         INTERCEPTION.listen(self)
 
@@ -129,7 +129,9 @@ class ApiHook:
         """Record that a cell was called; the model itself and cells beside it get no mark."""
         if not path or not self._record.observer.armed or self._regions.recomputing:
             return
-        call = layer_call(path)
-        options = self._record.options
-        if options.scope(call) and not (options.layers_once and not self._marks.due(path)):
-            self._record.mark(call)
+        call, options = layer_call(path), self._record.options
+        if (options.layers_once and path in self._marked) or not options.scope(call):
+            return
+        if options.layers_once:
+            self._marked.add(path)
+        self._record.mark(call)
