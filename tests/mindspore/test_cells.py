@@ -78,6 +78,15 @@ def test_of_a_compiled_model_only_the_outside_is_seen(cells: Told) -> None:
     assert len(told["warnings"]) == 1
 
 
+def test_training_is_the_same_to_the_last_bit_with_either_hook(cells: Told) -> None:
+    told = cells("training_is_the_same")
+    assert told["same"]
+    assert not told["troubles"]
+    silent, of_cells, of_calls = told["tensors"]
+    assert silent == 0
+    assert min(of_cells, of_calls) > 50
+
+
 def test_an_iteration_that_is_not_armed_costs_nothing(cells: Told) -> None:
     told = cells("not_armed")
     assert told["untouched"]

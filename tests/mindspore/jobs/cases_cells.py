@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 from recorded import Recorder, ms, nn, ops, run, tensor
 
-from rankdump.adapters.mindspore import CellHook, Outermost, migrating
+from rankdump.adapters.api_calls import ApiOptions
+from rankdump.adapters.mindspore import ApiHook, CellHook, Outermost, migrating
 
 
 class Block(nn.Cell):
@@ -107,6 +109,59 @@ def case_outermost_calls() -> dict[str, Any]:
     watch.remove()
     outer(tensor(2, 4))
     return {"told": told}
+
+
+class Doubled(nn.Cell):
+    """Says itself how its gradient is made."""
+
+    def construct(self, x: Any) -> Any:
+        return x * 2
+
+    def bprop(self, x: Any, out: Any, gradient: Any) -> Any:
+        return (gradient * 2,)
+
+
+class Many(nn.Cell):
+    def __init__(self) -> None:
+        super().__init__()
+        self.front = nn.SequentialCell(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), Doubled())
+        self.mixing = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0)
+        self.memory = nn.LSTM(8, 4)
+
+    def construct(self, x: Any) -> Any:
+        rows = self.mixing(self.front(x).reshape(2, 4, 8))
+        every, (last, _) = self.memory(rows)
+        return every.sum() + last.mean()
+
+
+def case_training_is_the_same() -> dict[str, Any]:
+    def trained(hook_of: Callable[[Any], Any]) -> list[bytes]:
+        ms.set_seed(1)
+        np.random.seed(1)
+        net = Many()
+        net.set_train()
+        optimizer = nn.Adam(net.trainable_params(), 0.01)
+        grad = ms.value_and_grad(lambda x: net(x).sum(), None, optimizer.parameters)
+        hook, losses = hook_of(net), []
+        for step in range(2):
+            hook.iteration_begins(step, armed=True)
+            loss, gradients = grad(IMAGE + step)
+            optimizer(gradients)
+            losses.append(loss.asnumpy().tobytes())
+            hook.iteration_ends(step, armed=True)
+        hook.detach()
+        return [*losses, *(each.asnumpy().tobytes() for each in net.get_parameters())]
+
+    silent, of_cells, of_calls = Recorder(armed=False), Recorder(), Recorder()
+    options = ApiOptions(retain_backward=True, filter_data=False)
+    runs = [
+        trained(lambda net: CellHook(net, silent, 0)),
+        trained(lambda net: CellHook(net, of_cells, 0)),
+        trained(lambda net: ApiHook(net, of_calls, 0, options)),
+    ]
+    troubles = [*of_cells.warnings, *of_cells.lost, *of_calls.warnings, *of_calls.lost]
+    tensors = [len(each.taken) for each in (silent, of_cells, of_calls)]
+    return {"same": runs[0] == runs[1] == runs[2], "troubles": troubles, "tensors": tensors}
 
 
 class Heard:
