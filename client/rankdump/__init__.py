@@ -7,7 +7,8 @@ MINDSPORE_DUMP_CONFIG, names; without one, both lines cost nothing.
     for i, batch in enumerate(batches):
         session.step(i)
 
-What was written is read back with `rankdump.open(path)`.
+What was written is read back with `rankdump.open(path)`, and two dumps are compared with
+`rankdump.compare(a, b)`.
 """
 
 import importlib
@@ -15,12 +16,23 @@ from typing import TYPE_CHECKING
 
 from rankdump.session import Session, attach, dump_start, dump_stop, limit, set_dump, step
 
-__all__ = ["Session", "attach", "dump_start", "dump_stop", "limit", "open", "set_dump", "step"]
+__all__ = [
+    "Session",
+    "attach",
+    "compare",
+    "dump_start",
+    "dump_stop",
+    "limit",
+    "open",
+    "set_dump",
+    "step",
+]
 
 if TYPE_CHECKING:
     from rankdump import acl as acl
     from rankdump import migrator as migrator
     from rankdump import tf as tf
+    from rankdump.diff import compare as compare
 
     # The public name is the one that `h5py` and others of its kind have.
     from rankdump.reader import open as open  # noqa: A004
@@ -32,6 +44,10 @@ else:
             from rankdump import reader
 
             return reader.open
+        if name == "compare":
+            from rankdump import diff
+
+            return diff.compare
         if name in ("acl", "migrator", "tf"):
             return importlib.import_module(f"rankdump.{name}")
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -60,23 +60,6 @@ class CallNumbers:
         return next(count)
 
 
-class LayerMarks:
-    """Which LAYER marks are still to be made."""
-
-    def __init__(self, *, once: bool) -> None:
-        self._once = once
-        self._made: set[str] = set()
-
-    def due(self, path: str) -> bool:
-        """Return whether a call of the module at that path gets a mark now."""
-        if not self._once:
-            return True
-        if path in self._made:
-            return False
-        self._made.add(path)
-        return True
-
-
 def layer_call(path: str) -> ApiCall:
     """Return the mark of a module, by its path with dots.
 

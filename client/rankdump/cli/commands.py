@@ -10,6 +10,7 @@ import click
 
 from rankdump.cli.config import config
 from rankdump.cli.convert import convert
+from rankdump.cli.diff import diff
 from rankdump.cli.find_source import find_source
 from rankdump.cli.hints import hints
 from rankdump.cli.ingest import ingest
@@ -46,6 +47,7 @@ _COMMANDS = (
     order,
     hints,
     overflow,
+    diff,
     convert,
     ingest,
     config,

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
-import sys
-import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
 import click
-from rich.console import Console
-from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
 
 from rankdump import convert as room
+from rankdump.cli.progress import counting
 from rankdump.cli.screen import say
 from rankdump.cli.text import counted, size
 from rankdump.contract.errors import DamagedError
 from rankdump.contract.formats import TARGETS
-from rankdump.convert import Failure, Outcome, Request, Summary
+from rankdump.convert import Failure, Request, Summary
 
 _SHAPE = re.compile(r"[1-9][0-9]{0,17}(,[1-9][0-9]{0,17})*")
-_PATIENCE_S = 1.0
-"""What is done by then needs no bar."""
 
 
 def _shape_of(
@@ -93,8 +89,15 @@ def convert(
     with _written(out):
         room.make_folder(out, out)
     request = Request(target or "", kind, shape, side, index)
-    with _progress(len(found.jobs)) as done:
-        summary = room.convert(found, out, request, jobs=jobs or _cores(), done=done)
+    count = itertools.count(1)
+    with counting("converting") as tell:
+        summary = room.convert(
+            found,
+            out,
+            request,
+            jobs=jobs or _cores(),
+            done=lambda outcome: tell(next(count), len(found.jobs)),
+        )
     if as_json:
         click.echo(json.dumps(_as_json(out, summary), indent=1))
     else:
@@ -133,28 +136,6 @@ def _written(out: Path) -> Generator[None, None, None]:
     except OSError as error:
         where = error.filename or out
         raise click.ClickException(f"{where}: cannot be written: {error.strerror}") from None
-
-
-@contextmanager
-def _progress(total: int) -> Generator[Callable[[Outcome], None], None, None]:
-    """Give a function that counts files; on a terminal they are shown after a second."""
-    if not sys.stderr.isatty():
-        yield lambda outcome: None
-        return
-    columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeRemainingColumn())
-    progress = Progress(*columns, console=Console(stderr=True), transient=True)
-    task = progress.add_task("converting", total=total)
-    begun = time.monotonic()
-
-    def done(outcome: Outcome) -> None:
-        progress.advance(task)
-        if time.monotonic() - begun > _PATIENCE_S:
-            progress.start()
-
-    try:
-        yield done
-    finally:
-        progress.stop()
 
 
 def _show(out: Path, summary: Summary) -> None:

@@ -14,6 +14,9 @@ from rankdump.contract.graph import SourceLine
 from rankdump.contract.key import Side
 from rankdump.reader import Entry
 
+CONSTANTS = -1
+"""Iteration of the program that holds the constants of a rank: they belong to none."""
+
 Rule = Literal["exact", "mapping", "type", "sequence", "flow", ""]
 """Which rule paired two calls; empty for a call that has no partner.
 
@@ -54,6 +57,8 @@ class Tensor:
     """Where the elements are; None when only figures are known."""
     figures: Mapping[str, float] = field(default_factory=dict[str, float])
     """By the names of `contract.statistics`: `max`, `min`, `avg`, `l2norm`, `nan count`, ..."""
+    seen: int = 0
+    """Place among the tensors of its program, in the order in which they were seen."""
 
     @property
     def place(self) -> str:
@@ -89,6 +94,7 @@ class Program:
 
     rank: int
     iteration: int
+    """CONSTANTS for what never changes."""
     calls: tuple[Call, ...]
 
 
@@ -196,6 +202,7 @@ class Row:
     rank: int
     """Of side a; of b where a has no partner."""
     iteration: int
+    """CONSTANTS for what never changes."""
     position: int
     """Of the pair of calls, in execution order of its program."""
     rule: Rule

@@ -7,11 +7,15 @@ from typing import Any, Protocol
 
 from rankdump.values import IterationHook, Recorder
 
-_KNOWN = "torch.nn.Module"
+_KNOWN = "torch.nn.Module, mindspore.nn.Cell"
 
 
 def hook_of(model: Any, recorder: Recorder, *, graph: int) -> IterationHook | None:
     """Return what observes a model; None, which is said once, for one of no known framework."""
+    if is_mindspore_cell(model):
+        from rankdump.adapters import mindspore
+
+        return mindspore.CellHook(model, recorder, graph=graph)
     if not is_torch_module(model):
         recorder.warn_once(f"cannot attach to {_kind_of(model)}; known: {_KNOWN}")
         return None
@@ -54,6 +58,10 @@ def outermost_of(model: Any, begins: Callable[[int], None]) -> Outermost | None:
 
     None for a model of no known framework.
     """
+    if is_mindspore_cell(model):
+        from rankdump.adapters import mindspore
+
+        return mindspore.Outermost(begins)
     if not is_torch_module(model):
         return None
     from rankdump.adapters import torch as adapter
@@ -67,7 +75,7 @@ def mark(target: object, enabled: object) -> None:
     ValueError when target is of no known framework, or enabled no bool.
     """
     if not is_torch_module(target):
-        allowed = f"is not allowed; a {_KNOWN} is"
+        allowed = "is not allowed; a torch.nn.Module is"
         raise ValueError(f"set_dump: target of type {_kind_of(target)} {allowed}")
     from rankdump.adapters import torch as adapter
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import importlib
 import json
 import os
 import pty
@@ -15,11 +14,10 @@ import pytest
 from suites.bin_files import packed_file_of
 from suites.converting import NAME, bin_file, blocks, files_of, numbered, tensor
 
+from rankdump.cli import progress
 from rankdump.cli.commands import answer
 from rankdump.contract.opdebug import opdebug_json
 
-# The package has a command of the same name.
-convert_module = importlib.import_module("rankdump.cli.convert")
 IMAGE = numbered((2, 20, 3, 5))
 PARTS = (
     tensor("input", blocks(IMAGE), "NC1HWC0", IMAGE.shape),
@@ -318,7 +316,7 @@ def test_a_folder_that_cannot_be_listed(source, tmp_path, capsys, monkeypatch):
 def test_a_bar_for_those_who_wait(source, tmp_path, monkeypatch, patience_s, shown):
     """On a terminal, and only when there is time to see it."""
     master, terminal = pty.openpty()
-    monkeypatch.setattr(convert_module, "_PATIENCE_S", patience_s)
+    monkeypatch.setattr(progress, "_PATIENCE_S", patience_s)
     with os.fdopen(terminal, "w") as stderr:
         monkeypatch.setattr(sys, "stderr", stderr)
         assert answer(["convert", "-d", str(source), "-o", str(tmp_path / "out")]) == 0

@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from rankdump.adapters.api_calls import (
     CallNumbers,
-    LayerMarks,
     argument_of,
     layer_call,
     leaves_of_input,
@@ -69,10 +68,7 @@ def test_numbers_of_python_are_marked(value: object, mark: str) -> None:
     assert scalar_of(value) == mark
 
 
-def test_a_layer_is_marked_once_or_each_time() -> None:
-    once, always = LayerMarks(once=True), LayerMarks(once=False)
-    assert [once.due("fc1"), once.due("fc1"), once.due("fc2")] == [True, False, True]
-    assert [always.due("fc1"), always.due("fc1")] == [True, True]
+def test_a_layers_path_is_spelt_with_underscores() -> None:
     assert layer_call("blocks.0.conv").name == "LAYER_blocks_0_conv_forward"
 
 

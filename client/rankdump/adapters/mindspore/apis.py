@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rankdump.adapters.api_calls import ApiOptions, CallNumbers, LayerMarks, layer_call
+from rankdump.adapters.api_calls import ApiOptions, CallNumbers, layer_call
 from rankdump.adapters.mindspore.api_recording import ApiRecording, Open
 from rankdump.adapters.mindspore.catalogue import Api
-from rankdump.adapters.mindspore.framework import cells_of, is_built_in
+from rankdump.adapters.mindspore.framework import cells_of, is_built_in, is_loss
 from rankdump.adapters.mindspore.gradients import Gradients
 from rankdump.adapters.mindspore.interception import COMPILED, INTERCEPTION
 from rankdump.adapters.mindspore.observing import Observer
@@ -32,7 +32,7 @@ class ApiHook:
         self._regions: Regions[Open] = Regions()
         self._paths: dict[int, tuple[str, Any]] = {}
         self._record = ApiRecording(Observer(recorder, graph), options, self._gradients)
-        self._marks = LayerMarks(once=True)
+        self._marked: set[str] = set()
         self._refresh()
         INTERCEPTION.listen(self)
 
@@ -75,7 +75,7 @@ class ApiHook:
         if inside:
             return None
         path, _ = self._paths.get(id(cell), ("", None))
-        if not is_built_in(cell):
+        if not self.closes(cell):
             return path
         # A layer's mark stands before its own tensors, that of a container behind all inside it.
         self._record.observer.shielded(self._mark, path)
@@ -88,8 +88,8 @@ class ApiHook:
         self.call_ends(opened, result, raised=raised)
 
     def closes(self, cell: Any) -> bool:
-        """Return whether a cell is a layer or loss, of the model or beside it."""
-        return is_built_in(cell)
+        """Return whether a cell is a layer of the model, or a loss, which may stand beside it."""
+        return is_loss(cell) or (id(cell) in self._paths and is_built_in(cell))
 
     def region_begins(self, cell: Any, *, again: bool) -> Callable[[], object]:
         """Take the begin of a recomputed region."""
@@ -129,7 +129,9 @@ class ApiHook:
         """Record that a cell was called; the model itself and cells beside it get no mark."""
         if not path or not self._record.observer.armed or self._regions.recomputing:
             return
-        call = layer_call(path)
-        options = self._record.options
-        if options.scope(call) and not (options.layers_once and not self._marks.due(path)):
-            self._record.mark(call)
+        call, options = layer_call(path), self._record.options
+        if (options.layers_once and path in self._marked) or not options.scope(call):
+            return
+        if options.layers_once:
+            self._marked.add(path)
+        self._record.mark(call)

@@ -16,10 +16,10 @@ from rankdump.adapters.mindspore.observing import Observer, reader_of
 from rankdump.adapters.mindspore.parameters import Parameters
 from rankdump.adapters.mindspore.regions import Regions
 from rankdump.adapters.mindspore.scopes import Operator, operators_of
-from rankdump.adapters.mindspore.tensors import dtype_name, is_tensor
+from rankdump.adapters.mindspore.tensors import is_tensor, type_of
 from rankdump.adapters.mindspore.watching import Deaf
 from rankdump.adapters.stack import lines_now
-from rankdump.contract.graph import GraphNode, SourceLine, TensorType
+from rankdump.contract.graph import GraphNode, SourceLine
 from rankdump.contract.key import Side
 from rankdump.hook import Leaf, Names, Scope, leaves_of_call, leaves_of_result
 from rankdump.values import Begun, Recorder
@@ -146,12 +146,11 @@ class CellHook(Deaf):
             observer.settled(opened.name, raised=raised)
 
     def _describe(self, opened: _Open, leaves: Sequence[Leaf]) -> None:
-        tensors: list[Any] = [leaf.value for leaf in leaves if is_tensor(leaf.value)]
         node = GraphNode(
             name=opened.name,
             op_type=opened.call.scope.op_type,
             inputs=("",) * opened.inputs,
-            outputs=tuple(TensorType(dtype_name(each), tuple(each.shape)) for each in tensors),
+            outputs=tuple(type_of(leaf.value) for leaf in leaves if is_tensor(leaf.value)),
             source=opened.source,
         )
         self._observer.recorder.describe(self._observer.graph, node)

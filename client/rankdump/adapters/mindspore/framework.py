@@ -93,6 +93,11 @@ def is_built_in(cell: object) -> bool:
     return module.startswith(_LAYER_MODULES) and not module.endswith(".container")
 
 
+def is_loss(cell: object) -> bool:
+    """Return whether a cell is one of MindSpore's losses."""
+    return type(cell).__module__.startswith("mindspore.nn.loss.")
+
+
 _LAYER_MODULES = ("mindspore.nn.layer.", "mindspore.nn.loss.", "mindspore.mint.nn.layer.")
 
 

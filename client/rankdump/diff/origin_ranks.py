@@ -1,0 +1,146 @@
+"""Where it starts in the whole, from where it starts on each rank. Pure.
+
+What a rank was sent is no origin: a rank whose first bad tensor comes behind a collective with
+another rank, where it started earlier, only received it. Where no order was published, results of
+collectives and gradients of parameters, which ranks share, give way to calls that stand earlier.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+from rankdump.contract.layout.mindspore_sync import PARAMETER
+from rankdump.diff import origin_words as words
+from rankdump.diff.origin import Found
+from rankdump.diff.values import Origin, Row, Suspect
+
+_COLLECTIVE = re.compile(
+    r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|broadcast|receive|(?<![a-z])recv",
+    re.IGNORECASE,
+)
+_AT_THE_END = 1 << 62
+"""Where parameters and their gradients stand: behind all calls of their iteration."""
+
+Called: TypeAlias = "tuple[int, int, str]"
+"""Rank, iteration and name of a call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """A collective, or a message that was received."""
+
+    iteration: int
+    position: int
+    senders: frozenset[int]
+    """Ranks whose data went in."""
+    receivers: frozenset[int]
+    """Ranks that have it afterwards."""
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """What of the published order matters here."""
+
+    places: Mapping[Called, int] = field(default_factory=dict[Called, int])
+    """Position of calls in the order of all ranks."""
+    meetings: Sequence[Meeting] = ()
+    """Collectives and messages that were received."""
+
+
+def whole(found: Sequence[Found], merged: Merged, suspects: Sequence[Suspect]) -> Origin | None:
+    """Return the origin of all ranks together; None when no rank has one.
+
+    `suspects` are the likeliest of each rank, as its own origin names them.
+    """
+    if not found:
+        return None
+    earliest = min(each.place for each in found)
+    candidates = [
+        (each, suspect)
+        for each, suspect in zip(found, suspects, strict=True)
+        if each.place == earliest
+    ]
+    own = [
+        pair
+        for pair in candidates
+        if sender(pair[0], [each for each, _ in candidates], merged) is None
+    ]
+    # Two ranks cannot have received it from each other alone; then nobody knows.
+    return _joined(sorted(own or candidates, key=lambda pair: _when(pair[0], merged)), merged)
+
+
+def sender(found: Found, others: Sequence[Found], merged: Merged) -> int | None:
+    """Return the rank from which another one received it; None when it started there itself."""
+    return next(
+        (other.first.rank for other in others if _sent(found, other, merged)),
+        None,
+    )
+
+
+def origin_of(found: Found, suspects: tuple[Suspect, ...]) -> Origin:
+    """Return the origin of one rank."""
+    question = found.question
+    return Origin(question.kind, question.side, not found.why, suspects, found.why)
+
+
+def _joined(own: list[tuple[Found, Suspect]], merged: Merged) -> Origin:
+    first, suspect = own[0]
+    question = first.question
+    if len({_name(each) for each, _ in own}) > 1:
+        ranks = ", ".join(str(each.first.rank) for each, _ in own[:8])
+        order = "the merged order" if merged.places else "their own order"
+        why = f"it starts at different calls on ranks {ranks}; the first here is so by {order}"
+        return Origin(question.kind, question.side, False, tuple(s for _, s in own), why)
+    surest = next((pair for pair in own if not pair[0].why), own[0])
+    first, suspect = surest
+    others = sorted(each.first.rank for each, _ in own if each is not first)
+    reason = suspect.reason + (words.other_ranks(others) if others else "")
+    named = replace(suspect, reason=reason)
+    return Origin(question.kind, question.side, not first.why, (named,), first.why)
+
+
+def _name(found: Found) -> tuple[str, str]:
+    return found.first.name_a, found.first.name_b
+
+
+def _sent(found: Found, other: Found, merged: Merged) -> bool:
+    """Return whether a rank received it from another one."""
+    if other is found or other.first.rank == found.first.rank:
+        return False
+    mine, its = _place(found.first, found, merged), _place(other.first, other, merged)
+    if mine is not None and its is not None:
+        return any(
+            each.iteration == found.first.iteration
+            and its <= each.position <= mine
+            and other.first.rank in each.senders
+            and found.first.rank in each.receivers
+            for each in merged.meetings
+        )
+    return (
+        _shared(found.first)
+        and not _shared(other.first)
+        and other.first.position < found.first.position
+    )
+
+
+def _when(found: Found, merged: Merged) -> tuple[int, int, int]:
+    at = _place(found.first, found, merged)
+    return _AT_THE_END if at is None else at, found.first.position, found.first.rank
+
+
+def _place(row: Row, found: Found, merged: Merged) -> int | None:
+    """Return where a call stands in the merged order; None when the order does not say it."""
+    if merged.places and row.op_type == PARAMETER:
+        return _AT_THE_END
+    name = row.name_b if found.question.side == "b" else row.name_a
+    return merged.places.get((row.rank, row.iteration, name))
+
+
+def _shared(row: Row) -> bool:
+    """Return whether the call gives ranks what others have."""
+    if row.op_type == PARAMETER:
+        return True
+    return _COLLECTIVE.search(row.op_type) is not None

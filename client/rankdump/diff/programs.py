@@ -1,0 +1,165 @@
+"""A dump to programs: what each rank ran in each iteration, call by call, in execution order.
+
+The order is that of the time stamps, which every layout has: files and rows carry them, and a
+tree without any is given them by the lines of its info file. The constants of a rank are a program
+of their own, whose iteration is CONSTANTS.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from rankdump.contract.errors import DamagedError
+from rankdump.contract.key import Side, TensorKey, sanitised
+from rankdump.contract.layout import api_name, statistic_csv
+from rankdump.contract.selection import GRADIENTS
+from rankdump.contract.statistics import ITEMS, MD5
+from rankdump.diff.values import CONSTANTS, Call, Program, Tensor
+from rankdump.reader import Dump, Entry, Figures
+
+RECOMPUTED = "Recompute/"
+"""In front of the name of a call that is run again by activation checkpointing."""
+
+_Named: TypeAlias = "Entry | Figures"
+_Place: TypeAlias = "tuple[int, int]"
+_Where: TypeAlias = "tuple[int, int, int, str, int, str]"
+_NUMBERS = {title: item for item, title in ITEMS.items() if item != MD5}
+
+
+def programs_of(dump: Dump, problems: list[str] | None = None) -> list[Program]:
+    """Return the programs of a dump, by rank and iteration; constants stand first.
+
+    A tensor that has a file and a row of figures is one tensor. A tree whose tables are damaged
+    is compared without figures when it has files; `problems` then says so, and without that list
+    DamagedError is raised.
+    """
+    found: defaultdict[_Place, list[_Named]] = defaultdict(list)
+    figures = _figures(dump, problems)
+    numbers: dict[_Place, dict[_Where, Figures]] = {}
+    for row in figures:
+        numbers.setdefault(_place(row.key), {})[_where(row.key)] = row
+    for entry in dump.tensors():
+        found[_place(entry.key)].append(entry)
+    return [
+        _program(place, found.get(place, []), numbers.get(place, {}))
+        for place in sorted({*found, *numbers})
+    ]
+
+
+def _figures(dump: Dump, problems: list[str] | None) -> list[Figures]:
+    try:
+        return dump.statistics()
+    except DamagedError as error:
+        if problems is None:
+            raise
+        problems.append(f"figures are left out: {error}")
+        return []
+
+
+def _place(key: TensorKey) -> _Place:
+    return key.rank, CONSTANTS if key.constant else key.iteration
+
+
+def _where(key: TensorKey) -> _Where:
+    # Files and tables spell a name differently, in some releases.
+    name = statistic_csv.field(sanitised(key.op_name))
+    return key.timestamp_us, key.graph, key.slot, key.side.value, key.stream, name
+
+
+@dataclass(slots=True)
+class _Open:
+    """A call that is being put together."""
+
+    first: _Named
+    tensors: dict[tuple[Side, int], Tensor] = field(default_factory=dict[tuple[Side, int], Tensor])
+    recomputed: bool = False
+
+
+def _program(
+    place: _Place, entries: list[Entry] | list[_Named], rows: dict[_Where, Figures]
+) -> Program:
+    left = dict(rows)
+    named: list[tuple[_Named, Figures | None]] = [
+        (entry, left.pop(_where(entry.key), None)) for entry in entries
+    ]
+    named.extend((row, row) for row in left.values())
+    named.sort(key=lambda each: _in_time(each[0].key))
+    calls: list[_Open] = []
+    latest: dict[tuple[int, str], _Open] = {}
+    for seen, (tensor, row) in enumerate(named):
+        key = tensor.key
+        name, at = (key.graph, tensor.op_name), (key.side, key.slot)
+        call = latest.get(name)
+        # What a call has already belongs to the next one of that name.
+        if call is None or at in call.tensors:
+            call = latest[name] = _Open(tensor)
+            calls.append(call)
+        call.tensors[at] = _tensor(tensor, row, seen)
+        call.recomputed = call.recomputed or _repeated(tensor)
+    rank, iteration = place
+    return Program(rank, iteration, tuple(_call(at, call) for at, call in enumerate(calls)))
+
+
+def _in_time(key: TensorKey) -> tuple[int, str, int]:
+    return key.timestamp_us, key.side.value, key.slot
+
+
+def _call(position: int, call: _Open) -> Call:
+    first, tensors = call.first, sorted(call.tensors.values(), key=lambda tensor: tensor.slot)
+    name = first.op_name
+    api = api_name.call_of(name)
+    return Call(
+        position=position,
+        op_type=first.op_type,
+        op_name=name,
+        inputs=tuple(tensor for tensor in tensors if tensor.side is Side.INPUT),
+        outputs=tuple(tensor for tensor in tensors if tensor.side is Side.OUTPUT),
+        graph=first.key.graph,
+        backward=name.startswith(GRADIENTS) or (api is not None and api.direction == "backward"),
+        recomputed=call.recomputed or name.startswith(RECOMPUTED),
+    )
+
+
+def _repeated(tensor: _Named) -> bool:
+    argument = tensor.record.argument if tensor.record is not None else ""
+    return argument.endswith(f":{api_name.RECOMPUTED}")
+
+
+def _tensor(tensor: _Named, row: Figures | None, seen: int) -> Tensor:
+    key, record = tensor.key, tensor.record
+    dtype, shape = _kind(tensor, row)
+    return Tensor(
+        side=key.side,
+        slot=key.slot,
+        argument=record.argument if record is not None else "",
+        dtype=dtype,
+        shape=shape,
+        digest=record.digest if record is not None else "",
+        entry=tensor if isinstance(tensor, Entry) else None,
+        figures=_numbers(row) if row is not None else {},
+        seen=seen,
+    )
+
+
+def _kind(tensor: _Named, row: Figures | None) -> tuple[str, tuple[int, ...] | None]:
+    """Return element type and shape, from whoever knows them without opening a file."""
+    if tensor.record is not None:
+        return tensor.record.dtype, tensor.record.shape
+    if row is not None:
+        return row.dtype, row.shape
+    if isinstance(tensor, Entry) and tensor.described is not None:
+        return tensor.described.dtype, tensor.described.shape
+    return tensor.key.element.lower(), None
+
+
+def _numbers(row: Figures) -> Mapping[str, float]:
+    found: dict[str, float] = {}
+    for title in row.values:
+        item = _NUMBERS.get(title)
+        number = row.number(item) if item is not None else None
+        if item is not None and number is not None:
+            found[item] = number
+    return found

@@ -1,0 +1,199 @@
+"""A whole comparison of two dumps: the composition root of this room."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from os import PathLike, fspath
+from typing import TypeAlias, TypeVar
+
+from rankdump import reader
+from rankdump.contract.errors import ConfigError, DamagedError
+from rankdump.diff.finite import looked_into
+from rankdump.diff.matching import matched, programs_in_pairs
+from rankdump.diff.pairing import check_rules
+from rankdump.diff.pairing.mapping import read_mapping
+from rankdump.diff.pool import outcomes
+from rankdump.diff.programs import programs_of
+from rankdump.diff.suspects import Sides, origins
+from rankdump.diff.values import Program, Report, Row, Settings, Tolerances
+from rankdump.reader import Dump, Filters
+
+_Number = TypeVar("_Number", int, "int | str")
+
+Source: TypeAlias = "str | PathLike[str] | Dump"
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """One of the two dumps, and what of it is compared."""
+
+    label: str
+    dump: Dump
+    programs: list[Program]
+
+
+def compare(
+    a: Source,
+    b: Source,
+    *,
+    rank: int | None = None,
+    rank_a: int | None = None,
+    rank_b: int | None = None,
+    iteration: int | str | None = None,
+    iteration_a: int | None = None,
+    iteration_b: int | None = None,
+    graph: int | None = None,
+    operator: str | re.Pattern[str] | None = None,
+    op_type: str | None = None,
+    side: str | None = None,
+    rtol: float = 1e-4,
+    atol: float = 1e-4,
+    equal_nan: bool = False,
+    match: str | Iterable[str] = ("exact", "type", "sequence"),
+    mapping: Mapping[str, str] | str | PathLike[str] | None = None,
+    msaccucmp: bool = False,
+    processes: int | None = None,
+    dask: str = "",
+    progress: Callable[[int, int], None] | None = None,
+) -> Report:
+    """Compare two dumps: call by call, tensor by tensor, and say where they part.
+
+    `a` and `b` are trees of any layout, or what `where` left of one; `b` is the reference. With
+    `rank_a` and `rank_b`, or `iteration_a` and `iteration_b`, two ranks or iterations are compared,
+    also of one tree; `rank`, `iteration`, `graph`, `operator`, `op_type` and `side` choose on both
+    sides, as `Dump.where` does. Two elements are close when `abs(a - b) <= atol + rtol * abs(b)`.
+
+    `match` names the rules that pair calls, in their order, and `mapping` a file of names (lines
+    `name_a,name_b`, or a JSON object) or such names themselves; it is asked first. `processes`
+    bounds the local pool, and `dask` is the address of a scheduler whose workers see both trees.
+    `progress` is told how many pairs of tensors are done, of how many.
+
+    ConfigError for a setting that is not allowed, DamagedError when there is nothing to compare.
+    What cannot be read later is a row of the report, or a note.
+    """
+    started = time.monotonic()
+    settings = _settings(Tolerances(rtol, atol, equal_nan), match, mapping, msaccucmp)
+    notes: list[str] = []
+    common: Filters = {}
+    if graph is not None:
+        common["graph"] = graph
+    if operator is not None:
+        common["operator"] = operator
+    if op_type is not None:
+        common["op_type"] = op_type
+    if side is not None:
+        common["side"] = side
+    opened: dict[str, Dump] = {}
+    sides = [
+        _side(_dump(source, opened), common, _own(rank, own_rank), _own(iteration, own_step), notes)
+        for source, own_rank, own_step in ((a, rank_a, iteration_a), (b, rank_b, iteration_b))
+    ]
+    rows, ranks = _rows(sides[0], sides[1], settings, notes, processes, dask, progress)
+    of_all, of_ranks = origins(rows, Sides(sides[0].dump, sides[1].dump, ranks))
+    return Report(
+        a=sides[0].label,
+        b=sides[1].label,
+        settings=settings,
+        rows=tuple(rows),
+        origins=of_all,
+        rank_origins=of_ranks,
+        notes=tuple(dict.fromkeys(notes)),
+        seconds=time.monotonic() - started,
+    )
+
+
+def _settings(
+    tolerances: Tolerances,
+    match: str | Iterable[str],
+    mapping: Mapping[str, str] | str | PathLike[str] | None,
+    msaccucmp: bool,
+) -> Settings:
+    for name in ("rtol", "atol"):
+        value = getattr(tolerances, name)
+        if not 0 <= value < math.inf:
+            raise ConfigError("compare", name, value, "a number of 0 or more")
+    named = match.split(",") if isinstance(match, str) else match
+    rules = check_rules(rule.strip() for rule in named)
+    names: Mapping[str, str] = read_mapping(mapping) if mapping is not None else {}
+    if names and "mapping" not in rules:
+        rules = ("mapping", *rules)
+    return Settings(tolerances, rules, names, msaccucmp)
+
+
+def _own(common: _Number | None, own: _Number | None) -> _Number | None:
+    return common if own is None else own
+
+
+def _dump(source: Source, opened: dict[str, Dump]) -> Dump:
+    """Return the dump that is meant; a path that comes twice is walked once."""
+    if isinstance(source, Dump):
+        return source
+    path = fspath(source)
+    if path not in opened:
+        opened[path] = reader.open(path)
+    return opened[path]
+
+
+def _side(
+    dump: Dump, common: Filters, rank: int | None, iteration: int | str | None, notes: list[str]
+) -> _Side:
+    filters: Filters = {**common}
+    label = str(dump.root)
+    if rank is not None:
+        filters["rank"] = rank
+        label += f" rank {rank}"
+    if iteration is not None:
+        filters["iteration"] = iteration
+        label += f" iteration {iteration}"
+    left = dump.where(**filters) if filters else dump
+    notes.extend(dump.problems)
+    programs = programs_of(left, notes)
+    if not programs:
+        raise _nothing_left(dump, filters)
+    return _Side(label, left, programs)
+
+
+def _nothing_left(dump: Dump, filters: Filters) -> Exception:
+    """Return the error that says which filter left nothing of a dump."""
+    there: list[tuple[str, Callable[[], tuple[int, ...]]]] = [
+        ("rank", lambda: dump.ranks),
+        ("iteration", lambda: dump.iterations),
+        ("graph", lambda: dump.graphs),
+    ]
+    for name, numbers in there:
+        value = filters.get(name)
+        if value is not None and not (isinstance(value, int) and value in numbers()):
+            return ConfigError(str(dump.root), name, value, ", ".join(map(str, numbers())))
+    if filters:
+        asked = ", ".join(f"{name} {value!r}" for name, value in filters.items())
+        return DamagedError(f"{dump.root}: nothing to compare: no tensor has {asked}")
+    return DamagedError(f"{dump.root}: nothing to compare: it holds no tensor")
+
+
+def _rows(
+    a: _Side,
+    b: _Side,
+    settings: Settings,
+    notes: list[str],
+    processes: int | None,
+    dask: str,
+    progress: Callable[[int, int], None] | None,
+) -> tuple[list[Row], dict[int, int]]:
+    """Return what a report has of every pair, and which ranks were compared."""
+    programs = programs_in_pairs(a.programs, b.programs, notes)
+    if not programs:
+        raise DamagedError(
+            f"{a.label} and {b.label}: nothing to compare: no rank and iteration that both have"
+        )
+    pairs = [each for part in matched(programs, settings) for each in part]
+    measured = outcomes(
+        [each.pair for each in pairs], settings, processes=processes, dask=dask, progress=progress
+    )
+    rows = [each.row(outcome) for each, outcome in zip(pairs, measured, strict=True)]
+    # Sorting is stable: the tensors of a call stay together.
+    rows.sort(key=lambda row: (row.iteration, row.position, row.rank))
+    return looked_into(rows), {one.rank: other.rank for one, other in programs}

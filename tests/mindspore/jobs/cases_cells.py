@@ -1,0 +1,217 @@
+"""What the hook on cells sees of small models, and what is heard of steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from recorded import Recorder, ms, nn, ops, run, tensor
+
+from rankdump.adapters.api_calls import ApiOptions
+from rankdump.adapters.mindspore import ApiHook, CellHook, Outermost, migrating
+
+
+class Block(nn.Cell):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Dense(4, 4)
+        self.act = nn.ReLU()
+
+    def construct(self, x: Any) -> Any:
+        return self.act(self.fc(x))
+
+
+class Net(nn.Cell):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, 2, 3, pad_mode="pad", padding=1)
+        self.blocks = nn.SequentialCell(Block(), Block())
+        self.fc = nn.Dense(32, 4)
+
+    def construct(self, x: Any) -> Any:
+        return self.blocks(self.fc(ops.relu(self.conv1(x)).reshape(x.shape[0], -1)))
+
+
+IMAGE = tensor(2, 1, 4, 4)
+
+
+@contextmanager
+def attached(model: Any, recorder: Recorder) -> Generator[CellHook]:
+    hook = CellHook(model, recorder, 0)
+    hook.iteration_begins(0, armed=True)
+    try:
+        yield hook
+        hook.iteration_ends(0, armed=True)
+    finally:
+        hook.detach()
+
+
+def case_names() -> dict[str, Any]:
+    net, recorder = Net(), Recorder(describing=True)
+    with attached(net, recorder) as hook:
+        net(IMAGE)
+        net(IMAGE)
+        hook.iteration_ends(0, armed=True)
+        hook.iteration_begins(1, armed=True)
+        net.fc(tensor(2, 32))
+    return recorder.told()
+
+
+def case_gradients() -> dict[str, Any]:
+    net, recorder = Block(), Recorder()
+    with attached(net, recorder):
+        grad = ms.value_and_grad(lambda x: net(x).sum(), None, net.trainable_params())
+        _, gradients = grad(tensor(2, 4))
+    return {"expected": [each.asnumpy().ravel().tolist() for each in gradients], **recorder.told()}
+
+
+def case_recomputation() -> dict[str, Any]:
+    net, recorder = nn.SequentialCell(Block(), nn.Dense(4, 1)), Recorder()
+    net[0].recompute()
+    with attached(net, recorder):
+        ms.value_and_grad(lambda x: net(x).sum(), None, net.trainable_params())(tensor(2, 4))
+    return recorder.told()
+
+
+def case_graph_mode() -> dict[str, Any]:
+    net, recorder = Block(), Recorder()
+    ms.set_context(mode=ms.GRAPH_MODE)
+    try:
+        with attached(net, recorder):
+            net(tensor(2, 4))
+    finally:
+        ms.set_context(mode=ms.PYNATIVE_MODE)
+    return recorder.told()
+
+
+def case_not_armed() -> dict[str, Any]:
+    net, recorder = Block(), Recorder(armed=False)
+    before = nn.Cell.__call__
+    hook = CellHook(net, recorder, 0)
+    hook.iteration_begins(0, armed=False)
+    untouched = nn.Cell.__call__ is before
+    net(tensor(2, 4))
+    hook.detach()
+    return {"untouched": untouched, **recorder.told()}
+
+
+def case_outermost_calls() -> dict[str, Any]:
+    inner = Block()
+    outer = nn.SequentialCell(inner)
+    told: list[int] = []
+    watch = Outermost(told.append)
+    watch.watch(outer)
+    watch.watch(inner)
+    outer(tensor(2, 4))
+    inner(tensor(2, 4))
+    watch.remove()
+    outer(tensor(2, 4))
+    return {"told": told}
+
+
+class Doubled(nn.Cell):
+    """Says itself how its gradient is made."""
+
+    def construct(self, x: Any) -> Any:
+        return x * 2
+
+    def bprop(self, x: Any, out: Any, gradient: Any) -> Any:
+        return (gradient * 2,)
+
+
+class Many(nn.Cell):
+    def __init__(self) -> None:
+        super().__init__()
+        self.front = nn.SequentialCell(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), Doubled())
+        self.mixing = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0)
+        self.memory = nn.LSTM(8, 4)
+
+    def construct(self, x: Any) -> Any:
+        rows = self.mixing(self.front(x).reshape(2, 4, 8))
+        every, (last, _) = self.memory(rows)
+        return every.sum() + last.mean()
+
+
+def case_training_is_the_same() -> dict[str, Any]:
+    def trained(hook_of: Callable[[Any], Any]) -> list[bytes]:
+        ms.set_seed(1)
+        np.random.seed(1)
+        net = Many()
+        net.set_train()
+        optimizer = nn.Adam(net.trainable_params(), 0.01)
+        grad = ms.value_and_grad(lambda x: net(x).sum(), None, optimizer.parameters)
+        hook, losses = hook_of(net), []
+        for step in range(2):
+            hook.iteration_begins(step, armed=True)
+            loss, gradients = grad(IMAGE + step)
+            optimizer(gradients)
+            losses.append(loss.asnumpy().tobytes())
+            hook.iteration_ends(step, armed=True)
+        hook.detach()
+        return [*losses, *(each.asnumpy().tobytes() for each in net.get_parameters())]
+
+    silent, of_cells, of_calls = Recorder(armed=False), Recorder(), Recorder()
+    options = ApiOptions(retain_backward=True, filter_data=False)
+    runs = [
+        trained(lambda net: CellHook(net, silent, 0)),
+        trained(lambda net: CellHook(net, of_cells, 0)),
+        trained(lambda net: ApiHook(net, of_calls, 0, options)),
+    ]
+    troubles = [*of_cells.warnings, *of_cells.lost, *of_calls.warnings, *of_calls.lost]
+    tensors = [len(each.taken) for each in (silent, of_cells, of_calls)]
+    return {"same": runs[0] == runs[1] == runs[2], "troubles": troubles, "tensors": tensors}
+
+
+class Heard:
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def called(self, manner: str, *, trains: bool) -> None:
+        self.told.append(f"{manner}, trains {trains}")
+
+    def stepped(self) -> None:
+        self.told.append("stepped")
+
+
+def case_steps() -> dict[str, Any]:
+    net, other, heard = Block(), Block(), Heard()
+    net.set_train()
+    grad = ms.value_and_grad(lambda x: net(x).sum(), None, net.trainable_params())
+    watch = migrating.watch_steps(net, heard)
+    before = watch.optimized()
+    optimizer = nn.SGD(net.trainable_params(), 0.1)
+    after = watch.optimized()
+    optimizer(grad(tensor(2, 4))[1])
+    net.set_train(False)
+    net(tensor(2, 4))
+    nothing = tuple(ops.zeros_like(each) for each in other.trainable_params())
+    nn.SGD(other.trainable_params(), 0.1)(nothing)
+    watch.remove()
+    net(tensor(2, 4))
+    return {"told": heard.told, "before": before, "after": after}
+
+
+def case_whole_steps() -> dict[str, Any]:
+    net, heard = Block(), Heard()
+    watch = migrating.watch_steps(net, heard)
+    loss = nn.WithLossCell(net, nn.MSELoss())
+    step = nn.TrainOneStepCell(loss, nn.Adam(net.trainable_params(), 0.1))
+    step(tensor(2, 4), tensor(2, 4))
+    watch.remove()
+    return {"told": heard.told}
+
+
+def case_dropout() -> dict[str, Any]:
+    kinds = (nn.Dropout(p=0.5), nn.Dropout1d(0.5), nn.Dropout2d(0.5), nn.Dropout3d(0.5))
+    net = nn.SequentialCell(*kinds, nn.ReLU())
+    net.set_train()
+    inputs = (tensor(2, 4), tensor(2, 4, 4), tensor(2, 4, 4, 4), tensor(2, 4, 4, 4, 4))
+    count = migrating.without_dropout(net)
+    kept = [bool((kind(x) == x).all().asnumpy()) for kind, x in zip(kinds, inputs, strict=True)]
+    return {"count": count, "kept": kept}
+
+
+if __name__ == "__main__":
+    run(dict(globals()))

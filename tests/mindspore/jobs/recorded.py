@@ -1,0 +1,152 @@
+"""A recorder that keeps what it is given, and how cases are run: in MindSpore's own process.
+
+MindSpore prints what it likes and may abort when the process ends. So all cases of a file run in
+one process, and what each has seen goes as JSON into a file that is closed before.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rankdump.contract.dtypes import as_stored, element_type
+from rankdump.contract.graph import GraphNode, GraphParameter
+from rankdump.contract.key import Side
+from rankdump.contract.timeouts import GroupTimeout
+from rankdump.values import Begun, Observation
+
+ms: Any = import_module("mindspore")
+nn, ops, mint = ms.nn, ms.ops, ms.mint
+ms.set_context(mode=ms.PYNATIVE_MODE)
+
+
+@dataclass
+class Recorder:
+    """Keeps copies of tensors, names of events, stacks and warnings."""
+
+    armed: bool = True
+    describing: bool = False
+    wants_arguments: bool = False
+    taken: list[dict[str, Any]] = field(default_factory=list)
+    events: list[str] = field(default_factory=list)
+    open: list[str] = field(default_factory=list)
+    stacks: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    nodes: list[dict[str, Any]] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    settlements: list[tuple[str, bool]] = field(default_factory=list)
+
+    def entered(self, graph: int, op_name: str) -> None:
+        assert self.armed
+
+    def wants(self, graph: int, op_name: str, side: Side) -> bool:
+        return self.armed
+
+    def observe(self, observation: Observation) -> None:
+        source = observation.tensor
+        data = bytearray(source.byte_count)
+        source.copy_into(memoryview(data))
+        stored = as_stored(source.dtype, memoryview(data))
+        values = np.frombuffer(stored, element_type(source.dtype).descr)
+        self.taken.append(
+            {
+                "op_type": observation.op_type,
+                "name": observation.op_name,
+                "side": observation.side.value,
+                "slot": observation.slot,
+                "argument": observation.argument,
+                "dtype": source.dtype,
+                "shape": list(source.shape),
+                "values": [value.item() for value in values],
+                "state": observation.state,
+            }
+        )
+
+    def lose(
+        self, graph: int, op_type: str, op_name: str, side: Side, slot: int, reason: str
+    ) -> None:
+        self.lost.append(f"{op_name} {reason}")
+
+    def settled(self, graph: int, op_name: str, *, raised: bool = False) -> None:
+        self.settlements.append((op_name, raised))
+
+    def mark(self, graph: int, names: frozenset[str]) -> None:
+        raise AssertionError("nothing was marked")
+
+    def describe_parameter(self, graph: int, parameter: GraphParameter) -> None:
+        raise AssertionError("parameters come as tensors")
+
+    def arguments(self, graph: int, op_type: str, op_name: str, values: Mapping[str, str]) -> None:
+        raise AssertionError("nobody wants arguments")
+
+    def limited(self, timeout: GroupTimeout) -> None:
+        raise AssertionError("no group is used")
+
+    def describe(self, graph: int, node: GraphNode) -> None:
+        self.nodes.append({"name": node.name, "line": node.source[-1].code})
+
+    def called(self, graph: int, op_name: str, stack: tuple[str, ...]) -> None:
+        self.stacks[op_name] = stack
+
+    def started(self, *, graph: int, name: str, collective: Any = None) -> Begun:
+        self.open.append(name)
+        return Begun(0, 0, graph, name, collective, 0)
+
+    def finished(self, begun: Begun, *, name: str = "", collective: Any = None) -> None:
+        self.open.remove(begun.name)
+        self.events.append(begun.name)
+
+    def warn_once(self, message: str) -> None:
+        if message not in self.warnings:
+            self.warnings.append(message)
+
+    # -- what cases tell
+
+    @property
+    def tensors(self) -> list[str]:
+        """Names of tensors as an API dump has them."""
+        return [f"{taken['name']}_{taken['argument']}" for taken in self.taken]
+
+    def told(self) -> dict[str, Any]:
+        """All of it, as JSON can hold it."""
+        assert not self.open, f"never finished: {self.open}"
+        return {
+            "tensors": self.tensors,
+            "taken": self.taken,
+            "events": self.events,
+            "stacks": self.stacks,
+            "nodes": self.nodes,
+            "lost": self.lost,
+            "warnings": self.warnings,
+            "settlements": self.settlements,
+        }
+
+
+def run(names: dict[str, Any]) -> None:
+    """Run the functions `case_...` of a file, and write what they tell, or their tracebacks."""
+    told: dict[str, Any] = {}
+    for name, case in names.items():
+        if not name.startswith("case_"):
+            continue
+        ms.set_seed(1)
+        try:
+            told[name.removeprefix("case_")] = case()
+        except Exception:
+            told[name.removeprefix("case_")] = {"failed": traceback.format_exc()}
+    Path(sys.argv[1]).write_text(json.dumps(told))
+    print("done", flush=True)
+
+
+def tensor(*shape: int, start: float = 0.0) -> Any:
+    """Return a tensor with known values, small and all different."""
+    count = int(np.prod(shape))
+    values = (np.arange(count, dtype=np.float32) / count + np.float32(start)).reshape(shape)
+    return ms.Tensor(values)

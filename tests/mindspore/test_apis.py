@@ -1,0 +1,209 @@
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import pytest
+
+ONE_CALL = """
+LAYER_conv_forward_input
+NN_Conv2d_0_forward_input.0 NN_Conv2d_0_forward_output
+Functional_relu_0_forward_input.0 Functional_relu_0_forward_output
+Tensor_reshape_0_forward_input.0 Tensor_reshape_0_forward_output
+LAYER_fc_forward_input
+NN_Dense_0_forward_input.0 NN_Dense_0_forward_output
+LAYER_block_fc_forward_input
+NN_Dense_1_forward_input.0 NN_Dense_1_forward_output
+LAYER_block_act_forward_input
+NN_ReLU_0_forward_input.0 NN_ReLU_0_forward_output
+Tensor___mul___0_forward_input.0 Tensor___mul___0_forward_output
+LAYER_block_forward_input
+Tensor_transpose_0_forward_input.0 Tensor_transpose_0_forward_output
+Functional_MatMul_0_forward_input.0 Functional_MatMul_0_forward_input.1
+Functional_MatMul_0_forward_output
+Tensor___getitem___0_forward_input.0 Tensor___getitem___0_forward_output
+Functional_exp_0_forward_input.0 Functional_exp_0_forward_output
+Tensor___add___0_forward_input.0 Tensor___add___0_forward_input.1 Tensor___add___0_forward_output
+Functional_split_0_forward_input.0
+Functional_split_0_forward_output.0 Functional_split_0_forward_output.1
+Functional_cat_0_forward_input.0.0 Functional_cat_0_forward_input.0.1
+Functional_cat_0_forward_output
+""".split()  # noqa: SIM905 - names in the order of the program, a line for each call
+
+
+class Told(Protocol):
+    def __call__(self, case: str) -> dict[str, Any]: ...
+
+
+def _values(told: dict[str, Any], name: str) -> list[float]:
+    at = told["tensors"].index(name)
+    return told["taken"][at]["values"]
+
+
+def test_calls_are_named_in_the_order_of_the_program(apis: Told) -> None:
+    names = apis("names")["tensors"]
+    assert names[: len(ONE_CALL)] == ONE_CALL
+
+
+def test_numbers_go_on_from_call_to_call(apis: Told) -> None:
+    second = apis("names")["tensors"][len(ONE_CALL) :]
+    assert second[1] == "NN_Conv2d_1_forward_input.0"
+    assert [name for name in second if name.startswith("NN_Dense")] == [
+        f"NN_Dense_{number}_forward_{side}" for number in (2, 3) for side in ("input.0", "output")
+    ]
+
+
+def test_every_call_is_an_event_and_is_settled(apis: Told) -> None:
+    told = apis("names")
+    assert len(told["events"]) == len(told["settlements"]) == len(set(told["events"])) + 5
+    assert not told["lost"]
+    assert not told["warnings"]
+
+
+def test_stacks_are_the_users_lines_innermost_first(apis: Told) -> None:
+    stack = apis("names")["stacks"]["NN_Dense_1_forward"]
+    assert stack[0].endswith("\n return self.act(self.fc(x)) * 2")
+    assert stack[1].endswith("\n x = self.block(self.fc(x))")
+    assert not any("site-packages/mindspore" in line for line in stack)
+
+
+def test_gradients_come_in_the_order_of_the_backward(apis: Told) -> None:
+    names = [name for name in apis("gradients")["tensors"] if "_backward_" in name]
+    assert names == [
+        "Functional_cat_0_backward_input",
+        "Functional_split_0_backward_input.0",
+        "Functional_split_0_backward_input.1",
+        "Tensor___add___0_backward_input",
+        "Functional_exp_0_backward_input",
+        "Tensor___getitem___0_backward_input",
+        "Functional_MatMul_0_backward_input",
+        "Tensor_transpose_0_backward_input",
+        "Tensor___mul___0_backward_input",
+        "NN_ReLU_0_backward_input",
+        "NN_Dense_1_backward_input",
+        "NN_Dense_0_backward_input",
+        "Tensor_reshape_0_backward_input",
+        "Functional_relu_0_backward_input",
+        "NN_Conv2d_0_backward_input",
+    ]
+
+
+def test_a_gradient_is_that_of_the_result(apis: Told) -> None:
+    told = apis("gradients")
+    assert set(_values(told, "Functional_cat_0_backward_input")) == {1.0}
+    doubled = [2 * value for value in _values(told, "Tensor___mul___0_backward_input")]
+    assert _values(told, "NN_ReLU_0_backward_input") == doubled
+
+
+def test_recomputed_calls_are_marked_and_have_the_gradients_of_their_forwards(apis: Told) -> None:
+    plain, told = apis("gradients"), apis("recomputation")
+    again = [name for name in told["tensors"] if name.endswith(":recompute")]
+    assert again == [
+        "NN_Dense_2_forward_input.0:recompute",
+        "NN_Dense_2_forward_output:recompute",
+        "NN_ReLU_1_forward_input.0:recompute",
+        "NN_ReLU_1_forward_output:recompute",
+        "Tensor___mul___1_forward_input.0:recompute",
+        "Tensor___mul___1_forward_output:recompute",
+    ]
+    assert [name for name in told["tensors"] if not name.endswith(":recompute")] == plain["tensors"]
+    for name in plain["tensors"]:
+        if "_backward_" in name:
+            assert _values(told, name) == _values(plain, name), name
+
+
+def test_without_the_filter_numbers_and_scalars_are_recorded(apis: Told) -> None:
+    told = apis("numbers_of_python")
+    assert told["tensors"][1:] == [
+        "Tensor_sum_0_forward_output",
+        "Functional_clamp_0_forward_input.0",
+        "Functional_clamp_0_forward_input.min:int",
+        "Functional_clamp_0_forward_input.max:float",
+        "Functional_clamp_0_forward_output",
+    ]
+    assert _values(told, "Functional_clamp_0_forward_input.max:float") == [2.5]
+
+
+def test_an_input_has_its_value_from_before_the_call(apis: Told) -> None:
+    told = apis("before_the_call")
+    before, added, after = (each["values"] for each in told["taken"])
+    assert after == pytest.approx([a + b for a, b in zip(before, added, strict=True)])
+    assert before != after
+
+
+def test_bfloat16_is_recorded_as_it_is(apis: Told) -> None:
+    first = apis("bfloat16")["taken"][0]
+    assert (first["dtype"], first["values"]) == ("bfloat16", [1.0, 1.25, 1.5, 1.75])
+
+
+def test_training_is_the_same_to_the_last_bit(apis: Told) -> None:
+    told = apis("training_is_the_same")
+    assert told["same"]
+    assert "NN_Conv2d_2_backward_input" in told["tensors"]
+
+
+def test_mindspore_is_left_as_it_was(apis: Told) -> None:
+    assert apis("left_as_it_was") == {"changed": True, "restored": True}
+
+
+def test_compiled_code_runs_and_is_not_looked_into(apis: Told) -> None:
+    told = apis("compiled")
+    assert all(told["same"])
+    # What stands around it is seen, also behind it.
+    assert [name for name in told["tensors"] if name.endswith("output")] == [
+        "Tensor___getitem___0_forward_output",
+        "Tensor_tile_0_forward_output",
+        "Functional_relu_0_forward_output",
+    ]
+    assert told["warnings"] == [
+        "compiled MindSpore code (graph mode, jit) is observed from outside only"
+    ]
+
+
+def test_in_graph_mode_nothing_is_seen_and_that_is_said(apis: Told) -> None:
+    told = apis("graph_mode")
+    assert told["same"]
+    assert not told["tensors"]
+    assert len(told["warnings"]) == 1
+
+
+def test_an_error_is_the_jobs_and_what_was_not_made_is_counted(apis: Told) -> None:
+    told = apis("errors")
+    # The product fails where the job asks for it; relu at once.
+    assert (told["asked"], told["called"]) == ("RuntimeError", "TypeError")
+    assert told["lost"] == ["Functional_matmul_0_forward operator_failed"]
+    assert ["Functional_relu_0_forward", True] in told["settlements"]
+    assert not told["warnings"]
+    assert told["tensors"][-1] == "Functional_exp_0_forward_output"
+
+
+def test_calls_of_other_threads_are_seen(apis: Told) -> None:
+    assert apis("threads")["tensors"] == [
+        f"Functional_relu_{number}_forward_{side}"
+        for number in (0, 1)
+        for side in ("input.0", "output")
+    ]
+
+
+def test_calls_are_counted_while_nothing_is_recorded_and_the_scope_selects(apis: Told) -> None:
+    told = apis("numbers_go_on")
+    assert told["silent"] == []
+    assert told["tensors"] == [
+        "Functional_relu_1_forward_input.0",
+        "Functional_relu_1_forward_output",
+    ]
+
+
+def test_layers_are_marked_once_where_a_file_is_the_same(apis: Told) -> None:
+    marks = [name for name in apis("layers_once")["tensors"] if name.startswith("LAYER")]
+    assert marks == ["LAYER_fc_forward_input", "LAYER_act_forward_input"]
+
+
+def test_optimizers_and_what_runs_a_step_are_no_calls(apis: Told) -> None:
+    assert apis("optimizers")["events"] == [
+        "LAYER_fc_forward",
+        "NN_Dense_0_forward",
+        "LAYER_act_forward",
+        "NN_ReLU_0_forward",
+        "Tensor___mul___0_forward",
+        "NN_MSELoss_0_forward",
+    ]

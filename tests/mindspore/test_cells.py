@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+FC = "Default/network-Block/fc-Dense/Dense-op0"
+ACT = "Default/network-Block/act-ReLU/ReLU-op0"
+BLOCK = "Default/network-Block/Block-op0"
+
+
+class Told(Protocol):
+    def __call__(self, case: str) -> dict[str, Any]: ...
+
+
+def _places(told: dict[str, Any]) -> list[tuple[str, str]]:
+    return [(taken["name"], taken["side"]) for taken in told["taken"]]
+
+
+def test_cells_have_mindspores_names_and_numbers_within_an_iteration(cells: Told) -> None:
+    told = cells("names")
+    assert told["events"][:5] == [
+        "Default/network-Net/conv1-Conv2d/Conv2d-op0",
+        "Default/network-Net/fc-Dense/Dense-op0",
+        "Default/network-Net/blocks-SequentialCell/0-Block/fc-Dense/Dense-op0",
+        "Default/network-Net/blocks-SequentialCell/0-Block/act-ReLU/ReLU-op0",
+        "Default/network-Net/blocks-SequentialCell/0-Block/Block-op0",
+    ]
+    assert told["events"][10] == "Default/network-Net/conv1-Conv2d/Conv2d-op1"
+    assert told["events"][-1] == "Default/network-Net/fc-Dense/Dense-op0"
+
+
+def test_a_cell_knows_the_line_it_was_called_from(cells: Told) -> None:
+    lines = {node["name"]: node["line"] for node in cells("names")["nodes"]}
+    inner = "Default/network-Net/blocks-SequentialCell/0-Block/fc-Dense/Dense-op0"
+    assert lines[inner] == "return self.act(self.fc(x))"
+
+
+def test_parameters_come_at_the_end_of_an_iteration(cells: Told) -> None:
+    states = [taken["name"] for taken in cells("names")["taken"] if taken["state"]]
+    assert states[:3] == ["conv1.weight", "blocks.0.fc.weight", "blocks.0.fc.bias"]
+
+
+def test_gradients_are_seen_on_both_sides(cells: Told) -> None:
+    told = cells("gradients")
+    assert (f"Gradients/{ACT}", "input") in _places(told)
+    assert (f"Gradients/{ACT}", "output") in _places(told)
+    assert told["events"] == [
+        FC,
+        ACT,
+        BLOCK,
+        f"Gradients/{ACT}",
+        f"Gradients/{BLOCK}",
+        f"Gradients/{FC}",
+    ]
+
+
+def test_gradients_of_parameters_are_those_the_job_gets(cells: Told) -> None:
+    told = cells("gradients")
+    found = {taken["name"]: taken["values"] for taken in told["taken"]}
+    assert [found["Gradients/fc.weight"], found["Gradients/fc.bias"]] == told["expected"]
+
+
+def test_recomputed_calls_repeat_their_forwards(cells: Told) -> None:
+    told = cells("recomputation")
+    inside = "Default/network-SequentialCell/0-Block"
+    again = [name for name in told["events"] if name.startswith("Recompute/")]
+    assert again == [
+        f"Recompute/{inside}/fc-Dense/Dense-op0",
+        f"Recompute/{inside}/act-ReLU/ReLU-op0",
+    ]
+    assert len(told["events"]) == len(set(told["events"]))
+    assert len(_places(told)) == len(set(_places(told)))
+
+
+def test_of_a_compiled_model_only_the_outside_is_seen(cells: Told) -> None:
+    told = cells("graph_mode")
+    assert _places(told)[:2] == [(BLOCK, "input"), (BLOCK, "output")]
+    assert told["events"] == [BLOCK]
+    assert len(told["warnings"]) == 1
+
+
+def test_training_is_the_same_to_the_last_bit_with_either_hook(cells: Told) -> None:
+    told = cells("training_is_the_same")
+    assert told["same"]
+    assert not told["troubles"]
+    silent, of_cells, of_calls = told["tensors"]
+    assert silent == 0
+    assert min(of_cells, of_calls) > 50
+
+
+def test_an_iteration_that_is_not_armed_costs_nothing(cells: Told) -> None:
+    told = cells("not_armed")
+    assert told["untouched"]
+    assert not told["events"]
+
+
+def test_only_outermost_calls_of_models_count(cells: Told) -> None:
+    assert cells("outermost_calls")["told"] == [0, 1]
+
+
+def test_steps_are_told_by_calls_and_by_the_models_own_optimizer(cells: Told) -> None:
+    told = cells("steps")
+    assert told["told"] == [
+        "training, gradients True, trains True",
+        "stepped",
+        "evaluation, gradients False, trains False",
+    ]
+    assert (told["before"], told["after"]) == (False, True)
+
+
+def test_a_cell_that_runs_whole_steps_ends_one(cells: Told) -> None:
+    assert set(cells("whole_steps")["told"][1:]) == {"stepped"}
+
+
+def test_no_dropout_drops_anything(cells: Told) -> None:
+    assert cells("dropout") == {"count": 4, "kept": [True] * 4}

@@ -1,0 +1,232 @@
+"""`rankdump diff`: what it compares, what it prints and writes, and what the exit code says."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import numpy as np
+import pytest
+from suites.diff_reports import layered, report
+from suites.tree_builder import TreeBuilder
+
+from rankdump.cli.commands import answer
+from rankdump.contract.key import Side
+
+NAMES = [f"Default/network-Net/fc{number}-Linear/Linear-op0" for number in range(4)]
+
+
+def told(capsys, *arguments):
+    """Return exit code, standard output and standard error of one command line."""
+    code = answer(["diff", *map(str, arguments)])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def grown(root, *, wrong_at=None, ranks=(0, 1), iterations=(0, 1), by=0.001):
+    """A tree of four layers in a row; from one layer on its values are off."""
+    tree = TreeBuilder(root)
+    for rank in ranks:
+        for iteration in iterations:
+            values = np.linspace(-1, 1 + rank + iteration, 32, dtype=np.float32).reshape(4, 8)
+            for at, name in enumerate(NAMES):
+                tree.tensor(rank, iteration, name, values, side=Side.INPUT)
+                values = (values * np.float32(0.5)) + np.float32(by if at == wrong_at else 0)
+                tree.tensor(rank, iteration, name, values)
+            tree.complete(rank, iteration)
+    return tree.root
+
+
+@pytest.fixture
+def a(tmp_path):
+    return grown(tmp_path / "a", wrong_at=2)
+
+
+@pytest.fixture
+def b(tmp_path):
+    return grown(tmp_path / "b")
+
+
+def test_where_it_starts(a, b, capsys):
+    code, out, err = told(capsys, a, b)
+    lines = out.splitlines()
+    assert (code, err) == (1, "")
+    assert lines[0] == "the difference starts at fc2/Linear-op0"
+    assert lines[1] == "  rank 0-1, iteration 0, forward"
+    assert f"a: {a}" in lines
+    assert f"b: {b}" in lines
+    assert "32 pairs of tensors: 12 different, 20 equal" in lines
+    (titles,) = (line for line in lines if line.split()[-4:] == ["mean", "abs", "cosine", "close"])
+    assert titles.split()[:5] == ["rank", "iteration", "operator", "place", "verdict"]
+    (marked, *_) = (line.split() for line in lines if line.startswith(">"))
+    assert marked[:6] == [">", "0", "0", "fc2/Linear-op0", "input.0", "equal"]
+    assert all(len(line) <= 100 for line in lines[lines.index(titles) :])
+
+
+def test_nothing_differs(a, capsys):
+    code, out, _ = told(capsys, a, a)
+    assert code == 0
+    assert out.splitlines()[0] == "nothing differs"
+    assert "32 pairs of tensors: 32 equal" in out
+
+
+def test_tolerances(a, b, capsys):
+    assert told(capsys, a, b, "--atol", "0.01")[0] == 0
+    code, out, _ = told(capsys, a, b, "--atol", "0", "--rtol", "1e-3")
+    assert code == 1
+    assert "close is within 0 + 0.001 * |b|" in out
+
+
+def test_limit_and_all(a, b, capsys):
+    _, out, _ = told(capsys, a, b, "--limit", "4")
+    assert "... 10 more rows: --limit 0 lists all that differ, --all every one" in out
+    _, out, _ = told(capsys, a, b, "--limit", "0")
+    assert sum("Linear-op0" in line and "put.0" in line for line in out.splitlines()) == 14
+    _, out, _ = told(capsys, a, b, "--all")
+    assert sum("Linear-op0" in line and "put.0" in line for line in out.splitlines()) >= 32
+
+
+def test_parts_of_a_tree(a, b, capsys):
+    """By options, and by the folder of a rank or an iteration."""
+    for arguments in (
+        (a, b, "--rank", "1", "--iteration", "1"),
+        (a, b, "--rank-a", "1", "--rank-b", "1", "--iteration", "1"),
+        (a / "rank_1", b / "rank_1", "--iteration", "1"),
+        (a / "rank_1" / "Net" / "0" / "1", b / "rank_1" / "Net" / "0" / "1"),
+    ):
+        code, out, err = told(capsys, *arguments)
+        assert (code, err) == (1, ""), arguments
+        assert "8 pairs of tensors: 3 different, 5 equal" in out
+        assert "  rank 1, iteration 1, forward" in out
+    code, out, _ = told(capsys, a, b, "--operator", "*fc0*")
+    assert (code, "8 pairs of tensors: 8 equal" in out) == (0, True)
+    code, out, _ = told(capsys, a, b, "--side", "output")
+    assert "16 pairs of tensors" in out
+
+
+def test_two_iterations_and_two_ranks_of_one_tree(b, capsys):
+    code, out, _ = told(capsys, b, b, "--iteration-a", "0", "--iteration-b", "1", "--rank", "0")
+    assert (code, "8 pairs of tensors: 8 different" in out) == (1, True)
+    code, out, _ = told(capsys, b / "rank_0", b / "rank_1", "--iteration", "0")
+    assert (code, "8 pairs of tensors: 8 different" in out) == (1, True)
+    # Values grow by rank as by iteration.
+    first, second = ["--rank-a", "0", "--iteration-a", "1"], ["--rank-b", "1", "--iteration-b", "0"]
+    assert told(capsys, b, b, *first, *second)[0] == 0
+
+
+def test_a_path_and_an_option_that_contradict(a, b, capsys):
+    code, out, err = told(capsys, a / "rank_1", b, "--rank", "0")
+    assert (code, out, err) == (2, "", "rankdump: A is the folder of rank 1 alone\n")
+    folder = b / "rank_1" / "Net" / "0" / "1"
+    code, _, err = told(capsys, a, folder, "--iteration", "0|2-3")
+    assert (code, err) == (2, "rankdump: B is the folder of iteration 1 alone\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--rtol", "-1"], "rtol"),
+        (["--match", "exact,guess"], "guess"),
+        (["--iteration", "x"], "'x' is not allowed"),
+        (["--rank", "7"], "7 is not allowed; allowed: 0, 1"),
+        (["--html", "nowhere/page.html"], "nowhere/page.html: its folder does not exist"),
+        (["--map", "nowhere.csv"], "nowhere.csv"),
+    ],
+)
+def test_bad_usage_is_one_line(a, b, capsys, arguments, says):
+    code, out, err = told(capsys, a, b, *arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("rankdump: ")
+    assert says in err
+    assert err.count("\n") == 1
+
+
+def test_no_tree(a, tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    code, _, err = told(capsys, a, tmp_path / "empty")
+    assert (code, err.count("\n")) == (1, 1)
+    assert "not a dump tree" in err
+
+
+def test_json(a, b, capsys):
+    """One object, and nothing beside it, whatever else is written."""
+    folder = a.parent / "tables"
+    code, out, err = told(capsys, a, b, "--json", "--csv", folder)
+    assert (code, err) == (1, "")
+    found = json.loads(out)
+    assert found["origins"][0]["suspects"][0]["name_a"] == NAMES[2]
+    assert found["counts"]["different"] == 12
+    assert len(found["rows"]) == 32
+    assert (folder / "ts_api_forward_compare_0.csv").exists()
+
+
+def test_tables(a, b, tmp_path, capsys):
+    folder = tmp_path / "tables"
+    code, out, _ = told(capsys, a, b, "--rank", "0", "--csv", folder)
+    assert code == 1
+    assert f"4 tables written to {folder}" in out
+    names = sorted(path.name for path in folder.iterdir())
+    assert names == [
+        f"ts_api_{kind}_{iteration}.csv"
+        for kind in ("forward_compare", "mapping")
+        for iteration in (0, 1)
+    ]
+    assert '"False"' in (folder / "ts_api_forward_compare_1.csv").read_text()
+
+
+def test_page(a, b, tmp_path, capsys):
+    page = tmp_path / "page.html"
+    code, out, _ = told(capsys, a, b, "--html", page)
+    assert (code, out.splitlines()[-1]) == (1, f"{page} written")
+    assert NAMES[2] in page.read_text()
+    closed = tmp_path / "closed.html"
+    closed.mkdir()
+    assert told(capsys, a, b, "--html", closed)[0] == 2
+
+
+def test_without_bokeh(a, b, tmp_path, capsys, monkeypatch):
+    """One line, before any work is done."""
+    monkeypatch.setitem(sys.modules, "bokeh", None)
+    for name in [name for name in sys.modules if name.startswith(("bokeh.", "rankdump.diff.html"))]:
+        monkeypatch.delitem(sys.modules, name)
+    code, out, err = told(capsys, a, b, "--html", tmp_path / "page.html")
+    assert (code, out) == (2, "")
+    assert err.startswith("rankdump: --html needs bokeh, pip install 'rankdump[report]'")
+
+
+def test_options_reach_the_comparison(a, b, tmp_path, capsys, monkeypatch):
+    """Every option means what `rankdump.compare` calls by its name."""
+    asked = {}
+
+    def compare(*places, progress, **options):
+        progress(1, 2)
+        asked.update(options)
+        return report(layered())
+
+    names = tmp_path / "names.csv"
+    names.write_text("x,y\n")
+    # The package has a command of the same name.
+    monkeypatch.setattr(sys.modules["rankdump.cli.diff"], "compare", compare)
+    told(
+        capsys,
+        *(a, b, "--equal-nan", "--match", "exact,sequence", "--map", names, "--msaccucmp"),
+        *("--processes", "3", "--dask", "tcp://host:1", "--iteration", "0|2-3", "--rtol", "0.5"),
+    )
+    assert asked == {
+        "rank": None,
+        "rank_a": None,
+        "rank_b": None,
+        "iteration": "0|2-3",
+        "iteration_a": None,
+        "iteration_b": None,
+        "operator": None,
+        "side": None,
+        "rtol": 0.5,
+        "atol": 1e-4,
+        "equal_nan": True,
+        "match": "exact,sequence",
+        "mapping": names,
+        "msaccucmp": True,
+        "processes": 3,
+        "dask": "tcp://host:1",
+    }
