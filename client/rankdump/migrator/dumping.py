@@ -172,8 +172,8 @@ class Dumping:
             return
         for sentence in self._scope.missing():
             self._say(f"API dump: {sentence}")
-        if window.taken:
-            text = f"API dump stopped: {window.taken} calls in {self._folder(observed)}"
+        if window.calls or window.marks:
+            text = f"API dump stopped: {window.calls} calls in {self._folder(observed)}"
             self._say(text, about="stopped")
         else:
             why = "no call of an API came" if self._request.mode == "all" else "no call is in scope"
