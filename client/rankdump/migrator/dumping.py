@@ -126,8 +126,7 @@ class Dumping:
         if earlier is not None:
             earlier.leave()
         dropouts = framework.without_dropout(net)
-        if dropouts:
-            self._say(f"{dropouts} dropouts of the model drop nothing from now on")
+        self._say(f"dropout drops nothing from now on; the model has {dropouts}")
         hook = framework.api_hook(net, Silence(), graph=0, options=SILENT)
         hook.iteration_begins(0, False)
         watch = framework.watch_steps(net, self)
