@@ -66,6 +66,10 @@ class Filter:
         self._excludes = any(each.excludes for each in selection.lists)
         # Else a name has one answer, whichever graph it is of.
         self._by_graph = bool(selection.models) or any(each.marked for each in selection.lists)
+        # Else all names have one answer: where each call has its own, none comes again.
+        self._by_name = selection.watched is not None or any(
+            not each.everything or each.marked or each.ranges for each in selection.lists
+        )
         self._decided: dict[Side, dict[tuple[str, int] | str, Decision]]
         self._decided = {side: {} for side in Side}
         self._excluded: dict[Place, bool] = {}
@@ -110,7 +114,7 @@ class Filter:
     def decide(self, op_name: str, side: Side, graph: int) -> Decision:
         """Decide on the tensors on one side of an operator."""
         known = self._decided[side]
-        place = (op_name, graph) if self._by_graph else op_name
+        place = (op_name, graph) if self._by_graph else op_name if self._by_name else ""
         decision = known.get(place)
         if decision is None:
             if len(known) >= _CACHED_NAMES:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Protocol
 
 from rankdump.contract.exchange import RecordHead
@@ -17,6 +18,7 @@ from rankdump.contract.plan import UNNAMED, DumpPlan
 from rankdumpd.agent.values import Examined, TableRow
 
 _MOST_FOLDERS = 1024
+_MOST_PLACES = 1024
 
 
 class Lines(Protocol):
@@ -191,7 +193,7 @@ class InfoLines:
         values: tuple[str, ...],
     ) -> TableRow:
         op_name, side, slot = where
-        place = place_of(tensor.argument) or ApiPlace(side, str(slot))
+        place = _place(tensor.argument, side, slot)
         text = api_info.line(
             self.files,
             name=api_tree.spelt(op_name, place),
@@ -202,3 +204,8 @@ class InfoLines:
             figures=dict(zip(self.items, values, strict=False)),
         )
         return TableRow(self.table, text)
+
+
+@lru_cache(maxsize=_MOST_PLACES)
+def _place(argument: str, side: Side, slot: int) -> ApiPlace:
+    return place_of(argument) or ApiPlace(side, str(slot))

@@ -52,7 +52,12 @@ class StackFile:
         """Return the keys of modules that are there, and those of `keys` where that can be."""
         if self._modules is not None and not again:
             return set(self._modules)
-        there = map(key_in, self._tree.each_line(self._place.folder, self._place.name))
+        folder, name = self._place.folder, self._place.name
+        if not self._tree.has(folder, name):
+            return set()
+        # The first line of an entry says nothing where a crash left no more of it.
+        self._tree.change(folder, name, _mend)
+        there = map(key_in, self._tree.each_line(folder, name))
         return {key for key in there if is_module(key) or (again and key in keys)}
 
     def _extend(self, file: int, data: bytes) -> None:
@@ -62,8 +67,13 @@ class StackFile:
             _write_at(file, whole, end)
         except BaseException:
             with contextlib.suppress(OSError):
-                _write_at(file, _CLOSES if end else b"", end)
+                _mend(file)
             raise
+
+
+def _mend(file: int) -> None:
+    end = _end_of_entries(file)
+    _write_at(file, _CLOSES if end else b"", end)
 
 
 def _write_at(file: int, data: bytes, start: int) -> None:

@@ -10,6 +10,7 @@ from suites.travel import ONE, counts, same_columns, sent, texts, uint32, uint64
 from rankdump.contract.errors import ProtocolError
 from rankdump.contract.events import EventColumns
 from rankdump.contract.exchange import (
+    CallStacks,
     IterationEnd,
     KernelArguments,
     OperatorArguments,
@@ -87,6 +88,19 @@ def test_kernel_arguments(arguments: KernelArguments):
     assert convert.declaration_from_wire(frame) == arguments
 
 
+@given(
+    names=st.lists(st.tuples(texts, st.integers(0, 2)), max_size=5),
+    stacks=st.lists(st.lists(texts, max_size=3).map(tuple), min_size=3, max_size=3).map(tuple),
+    iteration=uint64,
+)
+def test_call_stacks(names, stacks, iteration: int):
+    """Where calls came from comes back as it was."""
+    calls = tuple(name for name, _ in names)
+    said = CallStacks(iteration, calls, tuple(place for _, place in names), stacks)
+    frame = sent(frames.declaration_frame(1, said), agent_pb2.Frame)
+    assert convert.declaration_from_wire(frame) == said
+
+
 def test_names_that_utf8_cannot_hold():
     """An unpaired surrogate anywhere in a graph or in arguments travels as a mark."""
     bad = "a\ud800"
@@ -94,7 +108,8 @@ def test_names_that_utf8_cannot_hold():
     node = GraphNode(bad, bad, (bad,), (kind,), {bad: bad}, (SourceLine(bad, 1, bad, bad),))
     part = GraphPart(Graph(0, (node,), (GraphParameter(bad, kind),)), first=True, last=True)
     arguments = KernelArguments(0, (OperatorArguments(0, bad, bad, {bad: bad}),))
-    for declaration in (part, arguments):
+    stacks = CallStacks(0, (bad,), (0,), ((bad,),))
+    for declaration in (part, arguments, stacks):
         frame = sent(frames.declaration_frame(1, declaration), agent_pb2.Frame)
         assert "a?" in str(convert.declaration_from_wire(frame))
 

@@ -34,6 +34,8 @@ _KEYS = (
     "file_mode",
     "folder_mode",
 )
+# A dump of APIs is no configuration's: its calls come from a hook of their own.
+_LAYOUTS = tuple(name for name, layout in LAYOUTS.items() if layout.api is None)
 _MODE = re.compile(r"0?[0-7]{3}")
 _EMPTY: dict[str, object] = {SECTION: {}}
 
@@ -67,7 +69,7 @@ def _output(section: Section, default: Output, layout_of: Callable[[str], str] |
     layout = layout_of(profile) if layout_of else default.layout
     return replace(
         default,
-        layout=section.choice("layout", tuple(LAYOUTS), default=layout),
+        layout=section.choice("layout", _LAYOUTS, default=layout),
         profile=profile,
         codec=section.choice("codec", ("none", "zstd"), default=default.codec),
         file_mode=_mode(section, "file_mode", must=0o400, default=default.file_mode),

@@ -9,6 +9,7 @@ always says step 1 and no marks. Numbers are those of a float32 where the tensor
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Mapping
@@ -82,8 +83,10 @@ def line(
     if not files.extended:
         return f"{start}]"
     md5, norm = figures.get("md5"), figures.get("l2norm")
-    l2norm = _NONE if norm is None or place.scalar else _number(dtype, norm)
-    return f"{start}, {_NONE if md5 is None else _text(md5)}, {l2norm}]"
+    if place.scalar:
+        md5, norm = md5 and _scalar_md5(place.scalar, figures), None
+    l2norm = _NONE if norm is None else _number(dtype, norm)
+    return f"{start}, {_text(md5) if md5 else _NONE}, {l2norm}]"
 
 
 @lru_cache(maxsize=64)
@@ -155,6 +158,17 @@ def _scalar(kind: str, text: str | None) -> str:
     if kind == "float" or not math.isfinite(value):
         return _number("float64", text)
     return str(int(value)) if kind == "int" else str(bool(value)).lower()
+
+
+def _scalar_md5(kind: str, figures: Mapping[str, str]) -> str:
+    """Return the digest of a number's text, as the real tool has it; nothing where it is lost."""
+    text = next((figures[item] for item in SUMMARY if item in figures), None)
+    if text is None:
+        return ""
+    value = float(text)
+    if math.isfinite(value) and kind != "float":
+        value = int(value) if kind == "int" else bool(value)
+    return hashlib.md5(str(value).encode(), usedforsecurity=False).hexdigest()
 
 
 @lru_cache(maxsize=1024)

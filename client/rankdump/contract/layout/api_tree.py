@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 from rankdump.contract.key import Side, TensorKey, sanitised
 from rankdump.contract.layout.api_name import ApiPlace, call_of, place_of, tensor_name
@@ -26,6 +27,8 @@ _FORMAT = "DefaultFormat"
 _SIDES = tuple(side.value for side in Side)
 _INFO = re.compile(rf"({'|'.join(FRAMEWORKS)})_api_dump_info\.(pkl|csv)")
 _FOLDER = re.compile(rf"({'|'.join(FRAMEWORKS)})_api_dump")
+_REMEMBERED = 1024
+"""Places: there are few of them, whatever the number of calls."""
 _MOST_SLOT = 1 << 31
 _MOST_DIGITS = 11
 
@@ -102,7 +105,7 @@ class ApiLayout:
 
     def readable(self, key: TensorKey, stand: Stand) -> TensorKey:
         """Return the key as a path carries it: what reading it back gives."""
-        op_name = sanitised(key.op_name) or "_"
+        op_name = _call(key.op_name)
         call, place = call_of(op_name), _place(key)
         return TensorKey(
             rank=key.rank,
@@ -148,18 +151,24 @@ def info_files_of(name: str) -> ApiFiles | None:
 
 def name_of(key: TensorKey) -> str:
     """Return a tensor's name as info file and file name spell it."""
-    return tensor_name(sanitised(key.op_name) or "_", _place(key))
+    return tensor_name(_call(key.op_name), _place(key))
 
 
 def spelt(op_name: str, place: ApiPlace) -> str:
     """Return the same of a tensor at a place of a call."""
-    return tensor_name(sanitised(op_name) or "_", _spelt(place))
+    return tensor_name(_call(op_name), _spelt(place))
+
+
+def _call(op_name: str) -> str:
+    # Nearly every name is one already, and no other has it: none is worth remembering.
+    return op_name if op_name.isidentifier() else sanitised(op_name) or "_"
 
 
 def _place(key: TensorKey) -> ApiPlace:
     return _spelt(place_of(key.argument) or ApiPlace(key.side, str(key.slot)))
 
 
+@lru_cache(maxsize=_REMEMBERED)
 def _spelt(place: ApiPlace) -> ApiPlace:
     path = ".".join(sanitised(part) or "_" for part in place.path.split(".")) if place.path else ""
     return ApiPlace(place.side, path)
