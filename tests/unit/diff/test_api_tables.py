@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -81,7 +80,7 @@ def test_files_of_a_step_are_the_users_alone_and_what_was_there_gives_way(tmp_pa
     ]
     assert [path.name for path in write([ApiTables(MAPPING, MAPPING)], folder, 4)] == names[:2]
     assert (folder / names[0]).read_text() == as_csv(MAPPING)
-    assert sorted(os.listdir(folder)) == sorted(names[:2])
+    assert {path.name for path in folder.iterdir()} == set(names[:2])
     assert folder.stat().st_mode & 0o777 == 0o700
     assert (folder / names[0]).stat().st_mode & 0o777 == 0o600
 
