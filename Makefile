@@ -60,18 +60,19 @@ schema: setup
 bench: setup
 	$(BIN)/python -m bench all --json
 
-# The dump tool that `stats` is measured against, with CANN's converter in it. It needs a torch of its
-# own, and two gigabytes.
+# The dump tools that ours are measured against, with CANN's converter in one. They need a torch of
+# their own, and two gigabytes.
 build/bench-peers-venv/ready:
 	$(PYTHON) -m venv build/bench-peers-venv
-	build/bench-peers-venv/bin/python -m pip install --quiet torch==2.13.0 mindstudio-probe
+	build/bench-peers-venv/bin/python -m pip install --quiet torch==2.13.0 mindstudio-probe \
+	  troubleshooter==1.0.17
 	touch $@
 
 bench-peers: setup build/bench-peers-venv/ready
 	BENCH_PEERS_PYTHON=build/bench-peers-venv/bin/python $(BIN)/python -m bench stats --json
 
 # MindSpore 2.0's own readers on our trees, which need a Python that old and a gigabyte, and CANN's
-# converter beside ours.
+# converter and troubleshooter's comparison beside ours.
 PYTHON39 ?= python3.9
 build/peers-venv/ready:
 	$(PYTHON39) -m venv build/peers-venv
@@ -81,6 +82,7 @@ build/peers-venv/ready:
 
 peers: setup build/peers-venv/ready build/bench-peers-venv/ready
 	PEERS_PYTHON=build/peers-venv/bin/python MSACCUCMP_PYTHON=build/bench-peers-venv/bin/python \
+	  TROUBLESHOOTER_PYTHON=build/bench-peers-venv/bin/python \
 	  $(BIN)/python -m pytest tests/peers
 
 clean:

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from rankdump.contract.errors import ExhaustedError
 from rankdump.contract.layout.api_name import LAYER, call_of, place_of, tensor_name
+from rankdump.contract.layout.api_tree import ApiFiles
 from rankdump.diff.values import Outcome, Report, Row, Tensor, Verdict
 
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -31,12 +32,12 @@ _FIGURE_NAMES = ("max", "min", "avg")
 SHAPES_DIFFER = "Shape is inconsistent"
 """What stands for a result where shapes differ."""
 FRAMEWORKS: Mapping[str, str] = {
-    "mindtorch_api_dump": "mindtorch",
-    "mindspore_api_dump": "mindspore",
-    "torch_api_dump": "pytorch",
+    "mindtorch": "mindtorch",
+    "mindspore": "mindspore",
+    "torch": "pytorch",
 }
-"""What tables call a framework, by the folder of its tensors; where a rank has several, the first
-counts."""
+"""What tables call a framework, by what its files begin with; of several the first counts."""
+_BY_FOLDER = {ApiFiles(name).folder: shown for name, shown in FRAMEWORKS.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +203,7 @@ def _framework(tensors: Iterable[Tensor | None]) -> str:
     """Return the framework of a side, by the folder that its tensors lie in."""
     for tensor in tensors:
         if tensor is not None and tensor.entry is not None:
-            return FRAMEWORKS.get(tensor.entry.path.parent.name, "")
+            return _BY_FOLDER.get(tensor.entry.path.parent.name, "")
     return ""
 
 

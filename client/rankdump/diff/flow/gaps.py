@@ -17,6 +17,7 @@ _NAME_PARTS = 20
 """Names cost a twentieth of a joint left out: they only choose among joints that are alike."""
 _CUT, _PASS, _SKIP_A, _SKIP_B = range(4)
 _REMEMBERED = 1 << 14
+_REMEMBERED_ROWS = 1 << 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,23 +56,38 @@ def _joints(calls: Sequence[FlowCall]) -> list[_Joint]:
 
 def _moves(a: Sequence[_Joint], b: Sequence[_Joint]) -> list[bytearray]:
     """Return, for each two joints, how the cheapest way through all before them ends."""
+    known: dict[_Joint, list[float]] = {}
     moves: list[bytearray] = []
     above = [float(place) for place in range(len(b) + 1)]
     for number, one in enumerate(a, 1):
-        row, ways = [float(number)], bytearray()
-        for place, other in enumerate(b):
-            alike = (one.outputs, one.inputs) == (other.outputs, other.inputs)
-            diagonal = above[place] + (_names_apart(one, other) / _NAME_PARTS if alike else 1)
-            skip_a, skip_b = above[place + 1] + 1, row[place] + 1
-            cost = min(diagonal, skip_a, skip_b)
-            row.append(cost)
-            if cost == diagonal:
-                ways.append(_CUT if alike else _PASS)
+        if len(known) >= _REMEMBERED_ROWS:
+            known.clear()
+        if one not in known:
+            known[one] = [_cost(one, other) for other in b]
+        cost = float(number)
+        row, ways = [cost], bytearray()
+        for pairing, corner, top in zip(known[one], above, above[1:], strict=False):
+            diagonal, skip_a, skip_b = corner + pairing, top + 1, cost + 1
+            if diagonal <= skip_a and diagonal <= skip_b:
+                cost = diagonal
+                ways.append(_CUT if pairing < 1 else _PASS)
+            elif skip_a <= skip_b:
+                cost = skip_a
+                ways.append(_SKIP_A)
             else:
-                ways.append(_SKIP_A if cost == skip_a else _SKIP_B)
+                cost = skip_b
+                ways.append(_SKIP_B)
+            row.append(cost)
         moves.append(ways)
         above = row
     return moves
+
+
+def _cost(one: _Joint, other: _Joint) -> float:
+    """Return what pairing two joints costs: 1 when they are not alike."""
+    if (one.outputs, one.inputs) != (other.outputs, other.inputs):
+        return 1
+    return _names_apart(one, other) / _NAME_PARTS
 
 
 def _names_apart(one: _Joint, other: _Joint) -> float:

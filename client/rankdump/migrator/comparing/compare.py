@@ -16,10 +16,11 @@ from rankdump.migrator.comparing.found import RankDump, find
 from rankdump.migrator.comparing.info import Info
 from rankdump.migrator.comparing.printed import printed
 from rankdump.migrator.comparing.rows import held
-from rankdump.migrator.comparing.steps import Step, paired, steps_of
+from rankdump.migrator.comparing.steps import Step, counted_steps, guessed_steps, paired
 from rankdump.migrator.comparing.tables import Settings, Side, step_tables
 
 _ONLY_METHOD = "recursion"
+_TOOL_STEP = 1
 
 
 def api_dump_compare(
@@ -97,14 +98,17 @@ def _compare(a: RankDump, b: RankDump, settings: Settings, rank: int, folder: Pa
     """Compare two ranks step by step."""
     info_a, info_b = _read(a), _read(b)
     settings = replace(settings, by=_by(a, b, info_a, info_b))
+    both = ((a, info_a), (b, info_b))
     side_a, side_b = (
         Side(dump, held(found.tensors, dump.files if settings.by == "elements" else None))
-        for dump, found in ((a, info_a), (b, info_b))
+        for dump, found in both
     )
-    steps, said = paired(_steps(a, info_a), _steps(b, info_b))
+    counted = _counted(a, info_a) and _counted(b, info_b)
+    steps_of = counted_steps if counted else guessed_steps
+    steps, said = paired(*(steps_of(found.tensors, dump.framework) for dump, found in both))
     if said or not steps:
-        _say(said or "neither side has a step with forward calls: nothing is compared")
-    repeats_a, repeats_b = _repeats(a, info_a), _repeats(b, info_b)
+        _say(said or "one side or both have no forward calls: nothing is compared")
+    repeats_a, repeats_b = (_repeats(dump, found, counted) for dump, found in both)
     for number, (one, other) in enumerate(steps):
         repeats = (repeats_a.get(one.number), repeats_b.get(other.number))
         parts = [(one, other), *_repeated(repeats)]
@@ -127,13 +131,16 @@ def _by(a: RankDump, b: RankDump, info_a: Info, info_b: Info) -> str:
     return "figures"
 
 
-def _steps(dump: RankDump, found: Info) -> list[Step]:
-    return steps_of(found.tensors, dump.framework, counted=dump.counted)
+def _counted(dump: RankDump, found: Info) -> bool:
+    """Tell whether steps are real: the tool's own are all 1, and it writes no manifests."""
+    return dump.counted or any(tensor.step != _TOOL_STEP for tensor in found.tensors)
 
 
-def _repeats(dump: RankDump, found: Info) -> Mapping[int | None, Step]:
-    """Return the recomputed calls of each step."""
-    steps = steps_of(found.tensors, dump.framework, counted=dump.counted, recomputed=True)
+def _repeats(dump: RankDump, found: Info, counted: bool) -> Mapping[int | None, Step]:
+    """Return the recomputed calls of each step; none where steps are guessed, which hold them."""
+    if not counted:
+        return {}
+    steps = counted_steps(found.tensors, dump.framework, recomputed=True)
     return {step.number: step for step in steps}
 
 

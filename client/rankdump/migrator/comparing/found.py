@@ -8,16 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rankdump.contract.errors import DamagedError
+from rankdump.contract.layout.api_tree import ApiFiles
 from rankdump.contract.layout.file_name import PACKED
+from rankdump.contract.layout.mindspore_sync import METADATA_FOLDER
 from rankdump.contract.layout.place import MAPPING_FILE
 from rankdump.diff.api_tables import FRAMEWORKS
 from rankdump.reader.names import long_names
 
 _RANK = re.compile(r"rank([0-9]{1,9})")
 _NPY = ".npy"
-_INFO_SUFFIXES = (".pkl", ".csv")
-"""Up to 1.0.17, and 1.0.18; neither is what its name says (api-dump.md 0)."""
-_METADATA_FOLDER = ".dump_metadata"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +53,14 @@ def _refusal(parameter: str, path: Path, why: str) -> str:
 
 
 def _rank_dump(rank: int, folder: Path) -> RankDump | None:
-    for stem, framework in FRAMEWORKS.items():
-        infos = [folder / f"{stem}_info{suffix}" for suffix in _INFO_SUFFIXES]
-        infos = [info for info in infos if info.is_file()]
+    for framework, shown in FRAMEWORKS.items():
+        forms = (ApiFiles(framework), ApiFiles(framework, extended=True))
+        infos = [folder / files.info for files in forms if (folder / files.info).is_file()]
         if infos:
             # Both are there when another release dumped into the same folder: it cleared the npys.
             newest = max(infos, key=lambda info: info.stat().st_mtime_ns)
-            counted = (folder / _METADATA_FOLDER).is_dir()
-            return RankDump(rank, framework, newest, _files(folder / stem), counted)
+            counted = (folder / METADATA_FOLDER).is_dir()
+            return RankDump(rank, shown, newest, _files(folder / forms[0].folder), counted)
     return None
 
 

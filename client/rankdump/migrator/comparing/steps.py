@@ -1,8 +1,9 @@
 """The steps of a dump: which calls belong together. Pure.
 
-Where the dump counted its steps, they are taken as they are. troubleshooter has none; its compare
-takes forward records up to the first backward one for a step, so that a run without gradients is
-one, and what is only forward behind the last gradient belongs to none (api-dump.md A.6).
+Where both dumps counted their steps, they are taken as they are. troubleshooter has none; its
+compare takes forward records up to the first backward one for a step, so that a run without
+gradients is one, and what is only forward behind the last gradient belongs to none (api-dump.md
+A.6). Beside a dump of its own, ours is parted in that way too, or the parts would not be alike.
 """
 
 from __future__ import annotations
@@ -15,8 +16,6 @@ from rankdump.contract.key import Side
 from rankdump.contract.layout.api_name import LAYER
 from rankdump.diff.flow import FlowCall, Shape, shared_name
 from rankdump.migrator.comparing.info import InfoTensor
-
-_TOOL_STEP = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,21 +46,20 @@ class _Call:
         )
 
 
-def steps_of(
-    tensors: Sequence[InfoTensor], framework: str, *, counted: bool, recomputed: bool = False
-) -> list[Step]:
-    """Return the steps, in order, of those calls that are recomputations, or of all others.
+def guessed_steps(tensors: Iterable[InfoTensor], framework: str) -> list[Step]:
+    """Return the steps that troubleshooter takes a dump for, whoever wrote it."""
+    return [_step(None, block, framework) for block in _blocks(tensors)]
 
-    `counted`: whether the steps are real even where they are all 1.
-    """
-    wanted = [tensor for tensor in tensors if tensor.recomputed == recomputed]
-    if not counted and all(tensor.step == _TOOL_STEP for tensor in tensors):
-        return [_step(None, block, framework) for block in _blocks(wanted)]
-    by_number: dict[int, list[InfoTensor]] = {}
-    for tensor in wanted:
-        if tensor.call.direction == "forward":
-            by_number.setdefault(tensor.step, []).append(tensor)
-    return [_step(number, block, framework) for number, block in sorted(by_number.items())]
+
+def counted_steps(
+    tensors: Iterable[InfoTensor], framework: str, *, recomputed: bool = False
+) -> list[Step]:
+    """Return the steps that a dump counted: those calls that are recomputations, or all others."""
+    blocks: dict[int, list[InfoTensor]] = {}
+    for tensor in tensors:
+        if tensor.call.direction == "forward" and tensor.recomputed == recomputed:
+            blocks.setdefault(tensor.step, []).append(tensor)
+    return [_step(number, block, framework) for number, block in sorted(blocks.items())]
 
 
 def paired(a: Sequence[Step], b: Sequence[Step]) -> tuple[list[tuple[Step, Step]], str]:
