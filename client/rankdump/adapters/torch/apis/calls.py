@@ -42,6 +42,8 @@ class _Frame:
     role: Role
     handled: int
     """The error that the script was handling already."""
+    took_mode: bool = False
+    """The mode is off while it runs."""
     calling: Calling | None = None
 
 
@@ -51,15 +53,12 @@ class _Thread(threading.local):
     def __init__(self) -> None:
         self.frames: list[_Frame] = []
         self.generation = 0
+        self.met = False
+        """Whether the mode was put into this thread before."""
         self.running = 0
         """Functions that run, for which torch took the mode off."""
         self.fault: Fault | None = None
         """The last error that came out of a module."""
-
-    @property
-    def hidden(self) -> bool:
-        """Whether a module runs in which functions are no calls of their own."""
-        return any(frame.role.hides for frame in self.frames)
 
 
 class ApiCalls:
@@ -80,8 +79,8 @@ class ApiCalls:
         """Listen in this thread, in which nothing that was hidden still runs."""
         self._generation += 1
         self._frames()
-        if not self._thread.running and not has_mode(self.mode):
-            put_mode(self.mode)
+        if not self._thread.running:
+            self._put()
 
     def follow(
         self,
@@ -119,13 +118,12 @@ class ApiCalls:
         thread, frames = self._thread, self._frames()
         if thread.running:
             return
-        role, hidden = self._role(operator), thread.hidden
+        self._meet()
+        role = self._role(operator)
         frame = _Frame(operator, role, handled_now())
         frames.append(frame)
-        if role.hides and not hidden:
-            take_mode(self.mode)
-        elif not hidden and not has_mode(self.mode):
-            put_mode(self.mode)
+        if role.hides:
+            frame.took_mode = take_mode(self.mode)
         if role.api is not None:
             call = self._numbered(role.api)
             if self._observer.armed:
@@ -141,10 +139,10 @@ class ApiCalls:
             at -= 1
         if at < 0 or thread.running:
             return
-        was_hidden, closing = thread.hidden, frames[at:]
+        closing = frames[at:]
         del frames[at:]
-        if was_hidden and not thread.hidden and not has_mode(self.mode):
-            put_mode(self.mode)
+        if any(frame.took_mode for frame in closing):
+            self._put()
         for frame in reversed(closing[1:]):
             if frame.calling is not None:
                 self._records.end(frame.calling, None)
@@ -207,8 +205,18 @@ class ApiCalls:
         function = self._sites.function(frame)
         if function:
             return api("Functional", function)
-        reflected = self._sites.operator(frame, args[1] if len(args) > 1 else None)
+        reflected = self._sites.operator(frame, args)
         return found if reflected is None else operator(found, reflected=reflected)
+
+    def _meet(self) -> None:
+        """Listen in a thread in which a module is called for the first time."""
+        if not self._thread.met:
+            self._put()
+
+    def _put(self) -> None:
+        self._thread.met = True
+        if not has_mode(self.mode):
+            put_mode(self.mode)
 
     def _numbered(self, found: Api) -> ApiCall:
         return ApiCall(found.kind, found.name, next(self._numbers[found.op_type]))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
+from typing import cast
 
 import torch
 
@@ -44,6 +46,7 @@ class Records:
         self._gradients = ApiGradients(observer)
         self._repeats = Repeats()
         self._marked: set[str] = set()
+        self._lock = threading.Lock()
 
     def restart(self) -> None:
         """Forget which calls may be repeated: an iteration begins."""
@@ -81,7 +84,11 @@ class Records:
             return
         recorder.finished(calling.begun)
         try:
-            written = self._hand_over(call, Side.OUTPUT, leaves_of_result(result), repeat)
+            # Parts of a result are known by their places, also where they have names of their own.
+            parts = (
+                tuple(cast("tuple[object, ...]", result)) if isinstance(result, tuple) else result
+            )
+            written = self._hand_over(call, Side.OUTPUT, leaves_of_result(parts), repeat)
             if self._options.retain_backward and (repeat is None or repeat.has_gradients):
                 original = None if repeat is None else repeat.original
                 self._gradients.watch(original or call, written)
@@ -94,15 +101,21 @@ class Records:
         call, observer = ApiCall(LAYER, layer, 0), self._observer
         if self._options.layers_once and layer in self._marked:
             return
-        if not self._options.scope(call):
+        if not self._options.scope(call) or not self._first(layer):
             return
-        self._marked.add(layer)
         observer.recorder.entered(observer.graph, call.name)
         observer.recorder.called(observer.graph, call.name, self._sites.stack(frame))
         observer.event(call.name)
         leaf = Leaf(0, Side.INPUT.value, _MARK)
         observer.tensors(call.op_type, call.name, Side.INPUT, (leaf,))
         observer.settled(call.name)
+
+    def _first(self, layer: str) -> bool:
+        """Return whether a mark is to be handed over, of those that are only once the first."""
+        with self._lock:
+            known = layer in self._marked
+            self._marked.add(layer)
+        return not (known and self._options.layers_once)
 
     def _hand_over(
         self, call: ApiCall, side: Side, leaves: Sequence[Leaf], repeat: Repeat | None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dis
 import linecache
 import os
+from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
 from types import CodeType, FrameType
@@ -24,14 +25,14 @@ _TORCH = f"{Path(str(torch.__file__)).parent}{os.sep}"
 _OURS = f"{Path(__file__).parents[3]}{os.sep}"
 _FUNCTIONAL = str(functional.__file__)
 _COMPILER = tuple(f"{_TORCH}{part}{os.sep}" for part in ("_dynamo", "_inductor", "_functorch"))
-_OWN = tuple(f"{_TORCH}{part}" for part in (f"optim{os.sep}", f"distributed{os.sep}", "_ops.py"))
+_OWN = tuple(f"{_TORCH}{part}{os.sep}" for part in ("optim", "distributed"))
 _GENERATED = ("<eval_with_key>", "<frozen ")
 _INDUCTOR = "torchinductor_"
 _OPERATORS = ("BINARY_", "INPLACE_", "COMPARE_", "UNARY_")
 """How instructions begin that call a method because an operator was written."""
 
-_METHODS = f"{_TORCH}_tensor.py"
-"""Its methods stand between an operator and the call it makes."""
+_BETWEEN = (f"{_TORCH}_tensor.py", f"{_TORCH}overrides.py")
+"""What may stand between an operator and the method that it calls."""
 
 MAX_LINES = 100
 """Frames of a stack that are kept, the innermost ones."""
@@ -85,13 +86,15 @@ class Sites:
         """Return the function of `torch.nn.functional` that a frame runs; empty for other code."""
         return self._code(frame).function
 
-    def operator(self, frame: FrameType, other: object) -> bool | None:
-        """Return whether a call is an operator that was written in the frame; None if it is not.
+    def operator(self, frame: FrameType | None, args: Sequence[object]) -> bool | None:
+        """Return whether a method is called because an operator was written; None if it was not.
 
-        True for one whose left side is `other`, which is no tensor.
+        True for one whose tensor, the first argument, is on the right side of it.
         """
-        if frame.f_code.co_filename == _METHODS and frame.f_back is not None:
+        while frame is not None and frame.f_code.co_filename in _BETWEEN:
             frame = frame.f_back
+        if frame is None:
+            return None
         code = self._code(frame).code
         known = self._operators.get(id(code))
         if known is None:
@@ -99,9 +102,9 @@ class Sites:
         right = known.get(frame.f_lasti)
         if right is None:
             return None
-        if not right or isinstance(other, Tensor):
+        if not right or len(args) < 2 or isinstance(args[1], Tensor):
             return False
-        return isinstance(frame.f_locals.get(right), Tensor)
+        return frame.f_locals.get(right) is args[0]
 
     def stack(self, frame: FrameType | None) -> tuple[str, ...]:
         """Return the lines of a stack, innermost first, as the stack file has them."""
