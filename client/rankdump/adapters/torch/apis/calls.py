@@ -57,6 +57,7 @@ class _Thread(threading.local):
         """Whether the mode was put into this thread before."""
         self.running = 0
         """Functions that run, for which torch took the mode off."""
+        self.paused = False
         self.fault: Fault | None = None
         """The last error that came out of a module."""
 
@@ -128,7 +129,7 @@ class ApiCalls:
             call = self._numbered(role.api)
             if self._observer.armed:
                 self._mark(role)
-                frame.calling = Calling(call)
+                frame.calling = Calling(call, call.name)
                 self._records.begin(frame.calling, args, kwargs, inspect.currentframe())
 
     def leave(self, operator: Operator, result: object) -> None:
@@ -147,6 +148,16 @@ class ApiCalls:
             if frame.calling is not None:
                 self._records.end(frame.calling, None)
         self._close(closing[0], result)
+
+    def pause(self) -> None:
+        """Hear nothing in this thread until it goes on."""
+        self._thread.paused = take_mode(self.mode)
+
+    def resume(self) -> None:
+        """Go on listening where it was paused."""
+        if self._thread.paused:
+            self._thread.paused = False
+            self._put()
 
     def failed(self, error: Exception) -> None:
         """Report that a hook could not do its work."""
@@ -189,7 +200,7 @@ class ApiCalls:
         except Exception as error:
             self.failed(error)
             return None
-        calling = Calling(call)
+        calling = Calling(call, call.name)
         shielded(self._records.begin, self.failed, calling, args, kwargs, frame)
         return calling
 

@@ -8,6 +8,9 @@ A function that stands in both is `Functional`, and an operator that says `2 + x
 told from `x + 2` only where the tensor is a local variable.
 """
 
+# torch's stubs leave the functions of autograd partly untyped.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable

@@ -30,6 +30,8 @@ class Calling:
     """A call that is observed, from its begin to its end."""
 
     call: ApiCall
+    name: str
+    """The call's own."""
     begun: Begun | None = None
     """None for as long as its inputs are read."""
     repeat: Repeat | None = None
@@ -67,13 +69,13 @@ class Records:
         call, observer = calling.call, self._observer
         if not self._options.scope(call):
             return
-        name, graph = call.name, observer.graph
+        name, graph = calling.name, observer.graph
         try:
             observer.recorder.entered(graph, name)
             observer.recorder.called(graph, name, self._sites.stack(frame))
             leaves = leaves_of_call(args, kwargs)
-            repeat = calling.repeat = self._repeats.of(call, leaves)
-            self._hand_over(call, Side.INPUT, leaves, repeat)
+            calling.repeat = self._repeats.of(call, leaves)
+            self._hand_over(calling, Side.INPUT, leaves)
         finally:
             calling.begun = observer.recorder.started(graph=graph, name=name)
 
@@ -88,13 +90,13 @@ class Records:
             parts = (
                 tuple(cast("tuple[object, ...]", result)) if isinstance(result, tuple) else result
             )
-            written = self._hand_over(call, Side.OUTPUT, leaves_of_result(parts), repeat)
+            written = self._hand_over(calling, Side.OUTPUT, leaves_of_result(parts))
             if self._options.retain_backward and (repeat is None or repeat.has_gradients):
                 original = None if repeat is None else repeat.original
                 self._gradients.watch(original or call, written)
         finally:
             # A repetition is ended by an error once it has given all that is needed.
-            recorder.settled(self._observer.graph, call.name, raised=raised and repeat is None)
+            recorder.settled(self._observer.graph, calling.name, raised=raised and repeat is None)
 
     def mark(self, layer: str, frame: FrameType | None) -> None:
         """Hand over the mark of a module."""
@@ -117,8 +119,6 @@ class Records:
             self._marked.add(layer)
         return not (known and self._options.layers_once)
 
-    def _hand_over(
-        self, call: ApiCall, side: Side, leaves: Sequence[Leaf], repeat: Repeat | None
-    ) -> list[Leaf]:
-        recomputed = repeat is not None
-        return self._tensors.hand_over(call.op_type, call.name, side, leaves, recomputed=recomputed)
+    def _hand_over(self, calling: Calling, side: Side, leaves: Sequence[Leaf]) -> list[Leaf]:
+        op_type, recomputed = calling.call.op_type, calling.repeat is not None
+        return self._tensors.hand_over(op_type, calling.name, side, leaves, recomputed=recomputed)

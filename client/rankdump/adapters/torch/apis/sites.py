@@ -1,8 +1,8 @@
 """Tells from the frames above a call whose call it is, and where in the script it stands.
 
-What torch calls for itself is no call of the user's: an optimizer's step, compiled code, the
-wrappers of distributed training. All that is read of a code object is remembered, for the same
-lines run in every step.
+What torch calls for itself is no call of the user's: what compiled code is made of, the wrappers
+of distributed training, an optimizer around its closure. All that is read of a code object is
+remembered, for the same lines run in every step.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.optim import Optimizer
 
 _TORCH = f"{Path(str(torch.__file__)).parent}{os.sep}"
 _OURS = f"{Path(__file__).parents[3]}{os.sep}"
@@ -108,18 +107,20 @@ class Sites:
 
     def stack(self, frame: FrameType | None) -> tuple[str, ...]:
         """Return the lines of a stack, innermost first, as the stack file has them."""
-        shown: list[tuple[FrameType, _Code]] = []
-        key: list[int] = []
+        codes, shown, key = self._codes, list[FrameType](), list[int]()
+        # Asked for with every call, of a dozen frames: a dictionary answers fastest.
         while frame is not None and len(shown) < MAX_LINES:
-            code = self._code(frame)
+            code = codes.get(id(frame.f_code)) or self._code(frame)
             if code.shown:
-                shown.append((frame, code))
+                shown.append(frame)
                 key += (id(code.code), frame.f_lasti)
             frame = frame.f_back
-        known = self._stacks.get(tuple(key))
+        place = tuple(key)
+        known = self._stacks.get(place)
         if known is None:
-            known = tuple(self._line(each, code) for each, code in shown)
-            self._stacks[tuple(key)] = known
+            if len(self._stacks) >= _REMEMBERED:
+                self._stacks.clear()
+            known = self._stacks[place] = tuple(map(self._line, shown))
         return known
 
     def _code(self, frame: FrameType) -> _Code:
@@ -139,15 +140,16 @@ class Sites:
         self._operators.clear()
         self._codes.clear()
 
-    def _line(self, frame: FrameType, code: _Code) -> str:
-        place = (id(code.code), frame.f_lasti)
+    def _line(self, frame: FrameType) -> str:
+        code = frame.f_code
+        place = (id(code), frame.f_lasti)
         known = self._lines.get(place)
         if known is None:
-            file, name, line = code.code.co_filename, code.code.co_name, frame.f_lineno
-            text = linecache.getline(file, line, frame.f_globals).strip()
+            text = linecache.getline(code.co_filename, frame.f_lineno, frame.f_globals).strip()
             # Code without a source has no line to show.
             shown = f" {text[:_MAX_CHARACTERS]}" if text else ""
-            known = self._lines[place] = f"File {file}, line {line}, in {name}, \n{shown}"
+            where = f"File {code.co_filename}, line {frame.f_lineno}, in {code.co_name}"
+            known = self._lines[place] = f"{where}, \n{shown}"
         return known
 
 
@@ -162,9 +164,7 @@ def _read(frame: FrameType, *, filtered: bool) -> _Code:
     elif generated or file.startswith((_TORCH, _OURS)):
         whose = Whose.TORCH
     else:
-        # An optimizer that is not torch's own steps as one that is.
-        steps = isinstance(frame.f_locals.get("self"), Optimizer)
-        whose = Whose.NOBODY if steps else Whose.USER
+        whose = Whose.USER
     shown = not file.startswith((_TORCH, _OURS, *_GENERATED) if filtered else _OURS)
     return _Code(code, whose, shown, code.co_name if file == _FUNCTIONAL else "")
 
