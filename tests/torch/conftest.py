@@ -75,6 +75,8 @@ class FakeRecorder:
     open: dict[int, Begun] = field(default_factory=dict)
     """What began and is not complete, by position."""
     limits: dict[str, GroupTimeout] = field(default_factory=dict)
+    stacks: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Where calls of an API came from."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def entered(self, graph: int, op_name: str) -> None:
@@ -125,6 +127,9 @@ class FakeRecorder:
     def arguments(self, graph: int, op_type: str, op_name: str, values: Mapping[str, str]) -> None:
         assert op_name not in self.configured
         self.configured[op_name] = dict(values)
+
+    def called(self, graph: int, op_name: str, stack: tuple[str, ...]) -> None:
+        self.stacks[op_name] = stack
 
     def started(self, *, graph: int, name: str, collective: Collective | None = None) -> Begun:
         with self.lock:

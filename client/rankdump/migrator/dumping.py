@@ -126,8 +126,7 @@ class Dumping:
         if earlier is not None:
             earlier.leave()
         dropouts = framework.without_dropout(net)
-        if dropouts:
-            self._say(f"{dropouts} dropouts of the model drop nothing from now on")
+        self._say(f"dropout drops nothing from now on; the model has {dropouts}")
         hook = framework.api_hook(net, Silence(), graph=0, options=SILENT)
         hook.iteration_begins(0, False)
         watch = framework.watch_steps(net, self)
@@ -172,8 +171,8 @@ class Dumping:
             return
         for sentence in self._scope.missing():
             self._say(f"API dump: {sentence}")
-        if window.taken:
-            text = f"API dump stopped: {window.taken} calls in {self._folder(observed)}"
+        if window.calls or window.marks:
+            text = f"API dump stopped: {window.calls} calls in {self._folder(observed)}"
             self._say(text, about="stopped")
         else:
             why = "no call of an API came" if self._request.mode == "all" else "no call is in scope"

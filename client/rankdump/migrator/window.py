@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from rankdump.adapters.api_calls import ApiOptions
-from rankdump.contract.layout.api_name import ApiCall
+from rankdump.contract.layout.api_name import LAYER, ApiCall
 from rankdump.contract.plan import DumpPlan
 from rankdump.identity import Identity
 from rankdump.migrator.request import Request
@@ -35,7 +35,10 @@ class Window:
     """One session, from now until `close`; the hook is its owner's and only lent to it."""
 
     def __init__(self, going: Going, hook: ApiHook, options: ApiOptions) -> None:
-        self._taken = 0
+        self.calls = 0
+        """Calls that the scope selected so far."""
+        self.marks = 0
+        """Marks of modules that it selected."""
         self._scope = options.scope
         self._hook = hook
         self._options = ApiOptions(
@@ -49,16 +52,6 @@ class Window:
         self._session.step(going.step)
         self._session.observe(self._lend, "")
 
-    @property
-    def taken(self) -> int:
-        """Calls that the scope selected so far."""
-        return self._taken
-
-    @property
-    def closed(self) -> bool:
-        """Whether its session has ended: at the end of the process it does so by itself."""
-        return self._session.closed
-
     def step(self, number: int) -> None:
         """Begin a step."""
         self._session.step(number)
@@ -69,7 +62,10 @@ class Window:
 
     def _holds(self, call: ApiCall) -> bool:
         held = self._scope(call)
-        self._taken += held
+        if call.kind == LAYER:
+            self.marks += held
+        else:
+            self.calls += held
         return held
 
     def _lend(self, recorder: Recorder, *, graph: int) -> IterationHook:

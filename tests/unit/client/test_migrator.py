@@ -146,7 +146,7 @@ def test_a_dump_of_two_steps(begun: Begin, framework: Framework, running: Runnin
     plan = plan_from_json(running.agent.opened[0].plan_json)
     assert (plan.output.layout, plan.content.saved) == ("api-torch", "full")
     said = [record.message for record in caplog.records if record.levelno == logging.WARNING]
-    assert [text.split(":")[1].split()[0] for text in said] == ["2", "API", "API"]
+    assert [text.split(":")[1].split()[0] for text in said] == ["dropout", "API", "API"]
     assert "goes to" in said[1]
     assert "3 calls" in said[2]
 

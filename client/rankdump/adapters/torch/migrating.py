@@ -9,37 +9,23 @@ import os
 from pathlib import Path
 
 import torch
-from torch import nn
 from torch.nn import Module
 
 from rankdump.adapters.api_calls import ApiOptions
 from rankdump.adapters.torch.apis import ApiHook
+from rankdump.adapters.torch.dropping import without_dropout
 from rankdump.adapters.torch.optimizing import Listener, StepWatch
 from rankdump.values import Recorder
 
+__all__ = ["NAME", "api_hook", "save_state", "watch_steps", "without_dropout"]
+
 NAME = "torch"
-_DROPOUTS = (
-    nn.Dropout,
-    nn.Dropout1d,
-    nn.Dropout2d,
-    nn.Dropout3d,
-    nn.AlphaDropout,
-    nn.FeatureAlphaDropout,
-)
 _STATE = "pt_net.pth"
 
 
 def api_hook(model: Module, recorder: Recorder, *, graph: int, options: ApiOptions) -> ApiHook:
     """Return what observes the calls of a model's program, and counts them from now on."""
     return ApiHook(model, recorder, graph, options)
-
-
-def without_dropout(model: Module) -> int:
-    """Let no dropout of the model drop anything; return how many there are."""
-    found = [module for module in model.modules() if isinstance(module, _DROPOUTS)]
-    for module in found:
-        module.p = 0.0
-    return len(found)
 
 
 def save_state(model: Module, folder: Path) -> None:

@@ -8,6 +8,7 @@ from torch.nn import Module
 from rankdump.adapters.api_calls import ApiOptions
 from rankdump.adapters.torch.apis.calls import ApiCalls
 from rankdump.adapters.torch.apis.modules import observable
+from rankdump.adapters.torch.apis.optimizers import OptimizerSteps
 from rankdump.adapters.torch.apis.recording import Records
 from rankdump.adapters.torch.apis.sites import Sites
 from rankdump.adapters.torch.collectives import patch
@@ -35,6 +36,7 @@ class ApiHook:
         self._sites = Sites(filtered=options.filter_stack)
         self._records = Records(self._observer, options, self._sites)
         self._calls = ApiCalls(self._observer, self._sites, self._records)
+        self._steps = OptimizerSteps(self._calls)
         self._installed: Installation | None = None
         self._structure: list[object] | None = None
         self._iteration = -1
@@ -68,6 +70,7 @@ class ApiHook:
     def detach(self) -> None:
         """Leave the model and torch as they were before."""
         self._calls.mode.retire()
+        self._steps.remove()
         self._uninstall()
         self._records.restart()
         self._records.release()

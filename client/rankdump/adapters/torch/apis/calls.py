@@ -42,6 +42,8 @@ class _Frame:
     role: Role
     handled: int
     """The error that the script was handling already."""
+    took_mode: bool = False
+    """The mode is off while it runs."""
     calling: Calling | None = None
 
 
@@ -51,15 +53,13 @@ class _Thread(threading.local):
     def __init__(self) -> None:
         self.frames: list[_Frame] = []
         self.generation = 0
+        self.met = False
+        """Whether the mode was put into this thread before."""
         self.running = 0
         """Functions that run, for which torch took the mode off."""
+        self.paused = False
         self.fault: Fault | None = None
         """The last error that came out of a module."""
-
-    @property
-    def hidden(self) -> bool:
-        """Whether a module runs in which functions are no calls of their own."""
-        return any(frame.role.hides for frame in self.frames)
 
 
 class ApiCalls:
@@ -80,8 +80,8 @@ class ApiCalls:
         """Listen in this thread, in which nothing that was hidden still runs."""
         self._generation += 1
         self._frames()
-        if not self._thread.running and not has_mode(self.mode):
-            put_mode(self.mode)
+        if not self._thread.running:
+            self._put()
 
     def follow(
         self,
@@ -119,18 +119,17 @@ class ApiCalls:
         thread, frames = self._thread, self._frames()
         if thread.running:
             return
-        role, hidden = self._role(operator), thread.hidden
+        self._meet()
+        role = self._role(operator)
         frame = _Frame(operator, role, handled_now())
         frames.append(frame)
-        if role.hides and not hidden:
-            take_mode(self.mode)
-        elif not hidden and not has_mode(self.mode):
-            put_mode(self.mode)
+        if role.hides:
+            frame.took_mode = take_mode(self.mode)
         if role.api is not None:
             call = self._numbered(role.api)
             if self._observer.armed:
                 self._mark(role)
-                frame.calling = Calling(call)
+                frame.calling = Calling(call, call.name)
                 self._records.begin(frame.calling, args, kwargs, inspect.currentframe())
 
     def leave(self, operator: Operator, result: object) -> None:
@@ -141,14 +140,24 @@ class ApiCalls:
             at -= 1
         if at < 0 or thread.running:
             return
-        was_hidden, closing = thread.hidden, frames[at:]
+        closing = frames[at:]
         del frames[at:]
-        if was_hidden and not thread.hidden and not has_mode(self.mode):
-            put_mode(self.mode)
+        if any(frame.took_mode for frame in closing):
+            self._put()
         for frame in reversed(closing[1:]):
             if frame.calling is not None:
                 self._records.end(frame.calling, None)
         self._close(closing[0], result)
+
+    def pause(self) -> None:
+        """Hear nothing in this thread until it goes on."""
+        self._thread.paused = take_mode(self.mode)
+
+    def resume(self) -> None:
+        """Go on listening where it was paused."""
+        if self._thread.paused:
+            self._thread.paused = False
+            self._put()
 
     def failed(self, error: Exception) -> None:
         """Report that a hook could not do its work."""
@@ -191,7 +200,7 @@ class ApiCalls:
         except Exception as error:
             self.failed(error)
             return None
-        calling = Calling(call)
+        calling = Calling(call, call.name)
         shielded(self._records.begin, self.failed, calling, args, kwargs, frame)
         return calling
 
@@ -207,8 +216,18 @@ class ApiCalls:
         function = self._sites.function(frame)
         if function:
             return api("Functional", function)
-        reflected = self._sites.operator(frame, args[1] if len(args) > 1 else None)
+        reflected = self._sites.operator(frame, args)
         return found if reflected is None else operator(found, reflected=reflected)
+
+    def _meet(self) -> None:
+        """Listen in a thread in which a module is called for the first time."""
+        if not self._thread.met:
+            self._put()
+
+    def _put(self) -> None:
+        self._thread.met = True
+        if not has_mode(self.mode):
+            put_mode(self.mode)
 
     def _numbered(self, found: Api) -> ApiCall:
         return ApiCall(found.kind, found.name, next(self._numbers[found.op_type]))

@@ -8,6 +8,9 @@ A function that stands in both is `Functional`, and an operator that says `2 + x
 told from `x + 2` only where the tensor is a local variable.
 """
 
+# torch's stubs leave the functions of autograd partly untyped.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
@@ -23,8 +26,8 @@ _BUILT_IN = "torch._C._nn"
 _PLAIN_MODULES = "torch.nn.modules."
 _CONTAINERS = ("torch.nn.modules.container", "torch.nn.modules.module")
 _LISTED_BY_FUNCTION = """
-AdaptiveLogSoftmaxWithLoss AlphaDropout BCELoss CosineSimilarity CrossMapLRN2d Embedding EmbeddingBag
-FeatureAlphaDropout Flatten Fold FractionalMaxPool2d FractionalMaxPool3d GLU LogSoftmax
+AdaptiveLogSoftmaxWithLoss AlphaDropout BCELoss CosineSimilarity CrossMapLRN2d Embedding
+EmbeddingBag FeatureAlphaDropout Flatten Fold FractionalMaxPool2d FractionalMaxPool3d GLU LogSoftmax
 MultiLabelMarginLoss PairwiseDistance PixelUnshuffle RNNBase RNNCellBase Softplus
 """
 """Modules that the real tool does not list: the functions that they call are recorded."""
@@ -44,6 +47,7 @@ tensor tolist to_dlpack untyped_storage vmap xpu zero_ zeros zeros_like
 """
 _ASKING = frozenset(_NOT_COMPUTING.split())
 _ASKING_OF_TENSORS = frozenset(("clone", "apply_", "map_", "grad", "as_subclass"))
+_RUNS_AUTOGRAD: tuple[object, ...] = (Tensor.backward, torch.autograd.backward, torch.autograd.grad)
 _ASKING_AS = ("is_", "_", "new_", "register_", "requires_", "retain", "get_", "set_")
 _OPERATORS = {
     name: f"__{spelt}__"
@@ -106,7 +110,7 @@ class Callables:
             return None
 
     def _named(self, function: Callable[..., Any]) -> Api | None:
-        if function is Tensor.backward or function is torch.autograd.grad:
+        if function in _RUNS_AUTOGRAD:
             return BACKWARD
         name = self._functional.get(function)
         if name is not None:
@@ -123,10 +127,8 @@ class Callables:
             return api("NPU", name)
         if module in (_BUILT_IN, _NAMESPACE):
             return api("Functional", name)
-        # An overload of an operator is what compiled code calls; a user calls the operator.
-        if module.startswith("torch") and "." not in name:
-            return api("Torch", name)
-        return None
+        # One overload of an operator is that operator.
+        return api("Torch", name.partition(".")[0]) if module.startswith("torch") else None
 
 
 def module_api(module: Module) -> Api | None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
+from typing import cast
 
 import torch
 
@@ -28,6 +30,8 @@ class Calling:
     """A call that is observed, from its begin to its end."""
 
     call: ApiCall
+    name: str
+    """The call's own."""
     begun: Begun | None = None
     """None for as long as its inputs are read."""
     repeat: Repeat | None = None
@@ -44,6 +48,7 @@ class Records:
         self._gradients = ApiGradients(observer)
         self._repeats = Repeats()
         self._marked: set[str] = set()
+        self._lock = threading.Lock()
 
     def follow(self, options: ApiOptions) -> None:
         """Hand over as these options say from now on."""
@@ -69,13 +74,13 @@ class Records:
         call, observer = calling.call, self._observer
         if not self._options.scope(call):
             return
-        name, graph = call.name, observer.graph
+        name, graph = calling.name, observer.graph
         try:
             observer.recorder.entered(graph, name)
             observer.recorder.called(graph, name, self._sites.stack(frame))
             leaves = leaves_of_call(args, kwargs)
-            repeat = calling.repeat = self._repeats.of(call, leaves)
-            self._hand_over(call, Side.INPUT, leaves, repeat)
+            calling.repeat = self._repeats.of(call, leaves)
+            self._hand_over(calling, Side.INPUT, leaves)
         finally:
             calling.begun = observer.recorder.started(graph=graph, name=name)
 
@@ -86,22 +91,25 @@ class Records:
             return
         recorder.finished(calling.begun)
         try:
-            written = self._hand_over(call, Side.OUTPUT, leaves_of_result(result), repeat)
+            # Parts of a result are known by their places, also where they have names of their own.
+            parts = (
+                tuple(cast("tuple[object, ...]", result)) if isinstance(result, tuple) else result
+            )
+            written = self._hand_over(calling, Side.OUTPUT, leaves_of_result(parts))
             if self._options.retain_backward and (repeat is None or repeat.has_gradients):
                 original = None if repeat is None else repeat.original
                 self._gradients.watch(original or call, written)
         finally:
             # A repetition is ended by an error once it has given all that is needed.
-            recorder.settled(self._observer.graph, call.name, raised=raised and repeat is None)
+            recorder.settled(self._observer.graph, calling.name, raised=raised and repeat is None)
 
     def mark(self, layer: str, frame: FrameType | None) -> None:
         """Hand over the mark of a module."""
         call, observer = ApiCall(LAYER, layer, 0), self._observer
         if self._options.layers_once and layer in self._marked:
             return
-        if not self._options.scope(call):
+        if not self._options.scope(call) or not self._first(layer):
             return
-        self._marked.add(layer)
         observer.recorder.entered(observer.graph, call.name)
         observer.recorder.called(observer.graph, call.name, self._sites.stack(frame))
         observer.event(call.name)
@@ -109,8 +117,13 @@ class Records:
         observer.tensors(call.op_type, call.name, Side.INPUT, (leaf,))
         observer.settled(call.name)
 
-    def _hand_over(
-        self, call: ApiCall, side: Side, leaves: Sequence[Leaf], repeat: Repeat | None
-    ) -> list[Leaf]:
-        recomputed = repeat is not None
-        return self._tensors.hand_over(call.op_type, call.name, side, leaves, recomputed=recomputed)
+    def _first(self, layer: str) -> bool:
+        """Return whether a mark is to be handed over, of those that are only once the first."""
+        with self._lock:
+            known = layer in self._marked
+            self._marked.add(layer)
+        return not (known and self._options.layers_once)
+
+    def _hand_over(self, calling: Calling, side: Side, leaves: Sequence[Leaf]) -> list[Leaf]:
+        op_type, recomputed = calling.call.op_type, calling.repeat is not None
+        return self._tensors.hand_over(op_type, calling.name, side, leaves, recomputed=recomputed)

@@ -1,8 +1,8 @@
 """Tells from the frames above a call whose call it is, and where in the script it stands.
 
-What torch calls for itself is no call of the user's: an optimizer's step, compiled code, the
-wrappers of distributed training. All that is read of a code object is remembered, for the same
-lines run in every step.
+What torch calls for itself is no call of the user's: what compiled code is made of, the wrappers
+of distributed training, an optimizer around its closure. All that is read of a code object is
+remembered, for the same lines run in every step.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import dis
 import linecache
 import os
+from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
 from types import CodeType, FrameType
@@ -18,20 +19,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.optim import Optimizer
 
 _TORCH = f"{Path(str(torch.__file__)).parent}{os.sep}"
 _OURS = f"{Path(__file__).parents[3]}{os.sep}"
 _FUNCTIONAL = str(functional.__file__)
 _COMPILER = tuple(f"{_TORCH}{part}{os.sep}" for part in ("_dynamo", "_inductor", "_functorch"))
-_OWN = tuple(f"{_TORCH}{part}" for part in (f"optim{os.sep}", f"distributed{os.sep}", "_ops.py"))
+_OWN = tuple(f"{_TORCH}{part}{os.sep}" for part in ("optim", "distributed"))
 _GENERATED = ("<eval_with_key>", "<frozen ")
 _INDUCTOR = "torchinductor_"
 _OPERATORS = ("BINARY_", "INPLACE_", "COMPARE_", "UNARY_")
 """How instructions begin that call a method because an operator was written."""
 
-_METHODS = f"{_TORCH}_tensor.py"
-"""Its methods stand between an operator and the call it makes."""
+_BETWEEN = (f"{_TORCH}_tensor.py", f"{_TORCH}overrides.py")
+"""What may stand between an operator and the method that it calls."""
 
 MAX_LINES = 100
 """Frames of a stack that are kept, the innermost ones."""
@@ -91,13 +91,15 @@ class Sites:
         """Return the function of `torch.nn.functional` that a frame runs; empty for other code."""
         return self._code(frame).function
 
-    def operator(self, frame: FrameType, other: object) -> bool | None:
-        """Return whether a call is an operator that was written in the frame; None if it is not.
+    def operator(self, frame: FrameType | None, args: Sequence[object]) -> bool | None:
+        """Return whether a method is called because an operator was written; None if it was not.
 
-        True for one whose left side is `other`, which is no tensor.
+        True for one whose tensor, the first argument, is on the right side of it.
         """
-        if frame.f_code.co_filename == _METHODS and frame.f_back is not None:
+        while frame is not None and frame.f_code.co_filename in _BETWEEN:
             frame = frame.f_back
+        if frame is None:
+            return None
         code = self._code(frame).code
         known = self._operators.get(id(code))
         if known is None:
@@ -105,24 +107,26 @@ class Sites:
         right = known.get(frame.f_lasti)
         if right is None:
             return None
-        if not right or isinstance(other, Tensor):
+        if not right or len(args) < 2 or isinstance(args[1], Tensor):
             return False
-        return isinstance(frame.f_locals.get(right), Tensor)
+        return frame.f_locals.get(right) is args[0]
 
     def stack(self, frame: FrameType | None) -> tuple[str, ...]:
         """Return the lines of a stack, innermost first, as the stack file has them."""
-        shown: list[tuple[FrameType, _Code]] = []
-        key: list[int] = []
+        codes, shown, key = self._codes, list[FrameType](), list[int]()
+        # Asked for with every call, of a dozen frames: a dictionary answers fastest.
         while frame is not None and len(shown) < MAX_LINES:
-            code = self._code(frame)
+            code = codes.get(id(frame.f_code)) or self._code(frame)
             if code.shown:
-                shown.append((frame, code))
+                shown.append(frame)
                 key += (id(code.code), frame.f_lasti)
             frame = frame.f_back
-        known = self._stacks.get(tuple(key))
+        place = tuple(key)
+        known = self._stacks.get(place)
         if known is None:
-            known = tuple(self._line(each, code) for each, code in shown)
-            self._stacks[tuple(key)] = known
+            if len(self._stacks) >= _REMEMBERED:
+                self._stacks.clear()
+            known = self._stacks[place] = tuple(map(self._line, shown))
         return known
 
     def _code(self, frame: FrameType) -> _Code:
@@ -142,15 +146,16 @@ class Sites:
         self._operators.clear()
         self._codes.clear()
 
-    def _line(self, frame: FrameType, code: _Code) -> str:
-        place = (id(code.code), frame.f_lasti)
+    def _line(self, frame: FrameType) -> str:
+        code = frame.f_code
+        place = (id(code), frame.f_lasti)
         known = self._lines.get(place)
         if known is None:
-            file, name, line = code.code.co_filename, code.code.co_name, frame.f_lineno
-            text = linecache.getline(file, line, frame.f_globals).strip()
+            text = linecache.getline(code.co_filename, frame.f_lineno, frame.f_globals).strip()
             # Code without a source has no line to show.
             shown = f" {text[:_MAX_CHARACTERS]}" if text else ""
-            known = self._lines[place] = f"File {file}, line {line}, in {name}, \n{shown}"
+            where = f"File {code.co_filename}, line {frame.f_lineno}, in {code.co_name}"
+            known = self._lines[place] = f"{where}, \n{shown}"
         return known
 
 
@@ -165,9 +170,7 @@ def _read(frame: FrameType, *, filtered: bool) -> _Code:
     elif generated or file.startswith((_TORCH, _OURS)):
         whose = Whose.TORCH
     else:
-        # An optimizer that is not torch's own steps as one that is.
-        steps = isinstance(frame.f_locals.get("self"), Optimizer)
-        whose = Whose.NOBODY if steps else Whose.USER
+        whose = Whose.USER
     shown = not file.startswith((_TORCH, _OURS, *_GENERATED) if filtered else _OURS)
     return _Code(code, whose, shown, code.co_name if file == _FUNCTIONAL else "")
 

@@ -1,0 +1,340 @@
+"""Whatever a script does, it goes on as it would without us: each case that broke other tools."""
+
+# torch types what stands in a module as `Tensor | Module`, and compiled modules as functions.
+# pyright: reportArgumentType=false, reportCallIssue=false, reportOptionalMemberAccess=false
+# pyright: reportIncompatibleMethodOverride=false, reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+import copy
+import pickle
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from rankdump.adapters.torch.apis import ApiHook, ApiOptions
+from rankdump.adapters.torch.scopes import COMPILED
+
+compiling = [
+    # torch's own compiler meets deprecations of the interpreter and of itself.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
+]
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(functional.gelu(self.first(x)) * 2)
+
+
+@contextmanager
+def watched(recorder, model: nn.Module | None = None, **options) -> Generator[ApiHook]:
+    options = {"retain_backward": True, **options}
+    hook = ApiHook(model or nn.Sequential(), recorder, 0, ApiOptions(**options))
+    try:
+        hook.iteration_begins(0, armed=True)
+        yield hook
+        hook.iteration_ends(0, armed=True)
+    finally:
+        hook.detach()
+    assert not modes()
+    assert not [warning for warning in recorder.warnings if warning != COMPILED]
+    assert not recorder.open
+
+
+def modes() -> list[TorchFunctionMode]:
+    depth = torch._C._len_torch_function_stack()
+    return [torch._C._get_function_stack_at(at) for at in range(depth)]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float8_e4m3fn])
+def test_narrow_types(recorder, dtype) -> None:
+    x = torch.ones(4)
+    with watched(recorder):
+        x.to(dtype).view(2, 2).float()
+    dtypes = [taken.dtype for taken in recorder.taken]
+    narrow = str(dtype).removeprefix("torch.")
+    assert dtypes == ["float32", narrow, narrow, narrow, narrow, "float32"]
+    assert not recorder.lost
+
+
+def test_autocast(recorder) -> None:
+    model, x = Net(), torch.ones(3, 4)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        expected = model(x)
+        with watched(recorder, model):
+            found = model(x)
+            found.sum().backward()
+    assert torch.equal(found, expected)
+    assert {t.dtype for t in recorder.taken if t.side == "output"} == {"bfloat16"}
+
+
+def test_strange_tensors(recorder) -> None:
+    """Complex, sparse, empty, expanded and meta ones; what cannot be read is counted."""
+    with watched(recorder, filter_data=False):
+        torch.add(torch.ones(2, dtype=torch.complex64), 1)
+        torch.mul(torch.eye(3).to_sparse(), 2)
+        torch.add(torch.ones(0), 1)
+        torch.add(torch.ones(1).expand(4), 1)
+        torch.add(torch.ones(2, device="meta"), 1)
+        torch.sort(torch.tensor([2, 1]))
+    assert {reason for _, _, reason in recorder.lost} == {"unsupported_sparse", "no_data"}
+    assert [t.array.tolist() for t in recorder.taken if t.op_type == "Torch_sort"] == [
+        [2, 1],
+        [1, 2],
+        [1, 0],
+    ]
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_modules_within_modules(recorder, fused) -> None:
+    """An encoder layer, its fused path as well, computes what it computes without us."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True))
+    model.train(not fused)
+    x = torch.randn(2, 3, 8)
+    grad = torch.no_grad if fused else torch.enable_grad
+    with grad():
+        expected = model(x)
+        with watched(recorder, model):
+            found = model(x)
+    assert torch.equal(found, expected)
+    seen = {t.op_type for t in recorder.taken}
+    whole = {"NN_TransformerEncoderLayer", "LAYER_0"}
+    assert seen == whole if fused else seen > whole | {"NN_MultiheadAttention", "NN_LayerNorm"}
+    assert not any(kind.startswith(("Tensor", "Torch", "Functional")) for kind in seen)
+
+
+def test_threads(recorder) -> None:
+    """Calls of several threads at once: each number once, each result its own input doubled."""
+    model = Net()
+
+    def work(value: float) -> None:
+        for _ in range(20):
+            model(torch.full((1, 4), value)).sum().backward()
+
+    with watched(recorder, model, layers_once=True):
+        threads = [threading.Thread(target=work, args=(float(n),)) for n in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    keys = [(t.op_name, t.argument) for t in recorder.taken]
+    assert len(keys) == len(set(keys))
+    doubled = [
+        t for t in recorder.taken if t.op_type == "Tensor___mul__" and "_forward" in t.op_name
+    ]
+    assert len(doubled) == 2 * 4 * 20
+    outputs = {t.op_name: t.array for t in doubled if t.side == "output"}
+    inputs = {t.op_name: t.array for t in doubled if t.side == "input"}
+    assert all(np.array_equal(inputs[name] * 2, outputs[name]) for name in outputs)
+
+
+def test_an_error_of_the_script_passes(recorder) -> None:
+    """It is the script's own; what it came out of is said to have raised, and all goes on."""
+    model = nn.Sequential(nn.Linear(4, 4))
+    with watched(recorder, model):
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+            torch.matmul(torch.ones(2, 3), torch.ones(2, 3))
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+            model(torch.ones(2, 3))
+        torch.sigmoid(torch.ones(2))
+    raised = [name for name, raised in recorder.settlements if raised]
+    assert raised == ["Torch_matmul_0_forward", "NN_Linear_0_forward"]
+    assert "Torch_sigmoid_0_forward" in recorder.names
+
+
+def test_an_error_of_ours_does_not(recorder) -> None:
+    """A scope that fails costs what it was asked about, and is said."""
+
+    def broken(call: object) -> bool:
+        raise ValueError("no")
+
+    model = Net()
+    hook = ApiHook(model, recorder, 0, ApiOptions(scope=broken))
+    hook.iteration_begins(0, armed=True)
+    assert torch.equal(model(torch.ones(1, 4)), hooked_off(hook, model))
+    assert recorder.warnings == ["a hook failed: ValueError: no"]
+    assert not recorder.taken
+
+
+def hooked_off(hook: ApiHook, model: nn.Module) -> Tensor:
+    hook.detach()
+    return model(torch.ones(1, 4))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_transforms_of_functions(recorder) -> None:
+    """torch.func computes what it computes, batches and gradients within gradients as well."""
+    x = torch.randn(3, 4)
+
+    def energy(row: Tensor) -> Tensor:
+        return torch.sin(row).mul(row).sum()
+
+    expected = torch.func.vmap(torch.func.grad(energy))(x), torch.func.hessian(energy)(x[0])
+    with watched(recorder):
+        found = torch.func.vmap(torch.func.grad(energy))(x), torch.func.hessian(energy)(x[0])
+    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+
+
+class Watching(TorchFunctionMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.heard: list[str] = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.heard.append(func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def test_modes_of_the_script(recorder) -> None:
+    """Blocks that begin or end within ours, end what they began."""
+    model, theirs = Net(), Watching()
+    theirs.__enter__()
+    device = torch.device("cpu")
+    device.__enter__()
+    hook = ApiHook(model, recorder, 0)
+    hook.iteration_begins(0, armed=True)
+    model(torch.ones(2, 4))
+    device.__exit__(None, None, None)
+    theirs.__exit__(None, None, None)
+    heard = len(theirs.heard)
+    with torch.device("meta"):
+        assert torch.randn(2).is_meta
+    with Watching() as other:
+        torch.sigmoid(torch.ones(2))
+        hook.detach()
+        assert modes() == [other]
+    assert not modes()
+    assert len(theirs.heard) == heard > 0
+    assert "sigmoid" in other.heard
+    assert "gelu" in theirs.heard
+    assert not recorder.warnings
+    assert {"Functional_gelu_0_forward", "Torch_sigmoid_0_forward"} <= set(recorder.names)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+class TestCompiled:
+    pytestmark = compiling
+
+    @pytest.fixture(autouse=True)
+    def fresh_compiler(self) -> None:
+        torch._dynamo.reset()
+
+    def test_a_function(self, recorder, backend) -> None:
+        """It is compiled whole; nothing inside is a call, the calls around it are."""
+
+        def inside(x: Tensor, weight: Tensor) -> Tensor:
+            return functional.linear(functional.gelu(x @ weight), weight)
+
+        compiled = torch.compile(inside, backend=backend, fullgraph=True)
+        x, weight = torch.ones(4, 4), torch.randn(4, 4, requires_grad=True)
+        expected = inside(x, weight)
+        found = expected
+        with watched(recorder):
+            for _ in range(3):
+                found = torch.sigmoid(compiled(x, weight))
+                found.sum().backward()
+        assert torch.equal(found, torch.sigmoid(expected))
+        assert {t.op_type for t in recorder.taken} == {"Torch_sigmoid", "Tensor_sum"}
+        assert recorder.warnings == [COMPILED]
+
+    @pytest.mark.parametrize("in_place", [False, True])
+    def test_a_module(self, recorder, backend, in_place) -> None:
+        """Its boundary hides it, and the region is not compiled again because of us."""
+        graphs = torch._dynamo.utils.counters["stats"]
+        model = nn.Sequential(Net(), nn.ReLU())
+        x = torch.ones(3, 4)
+        expected = model(x)
+        if in_place:
+            model[0].compile(backend=backend, fullgraph=True)
+        else:
+            model[0] = torch.compile(model[0], backend=backend, fullgraph=True)
+        model(x)
+        compiled = graphs["unique_graphs"]
+        with watched(recorder, model):
+            found = [model(x) for _ in range(3)]
+        assert all(torch.equal(expected, each) for each in (*found, model(x)))
+        assert graphs["unique_graphs"] == compiled
+        assert {t.op_type for t in recorder.taken} == {"LAYER_0", "LAYER_1", "NN_ReLU"}
+        assert recorder.warnings == [COMPILED]
+
+
+def test_copies_and_detach(recorder) -> None:
+    """A copy of the model has nothing of ours; detached, the model and torch have neither."""
+    model = Net()
+    before = {name: dict(vars(module)) for name, module in model.named_modules()}
+    with watched(recorder, model):
+        copies = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
+        model(torch.ones(1, 4))
+        seen = len(recorder.events)
+        for each in copies:
+            torch.nn.utils.parameters_to_vector(each.parameters())
+    for name, module in model.named_modules():
+        now = dict(vars(module))
+        assert {key: now[key] for key in before[name]} == before[name]
+    count = len(recorder.events)
+    for each in (*copies, model):
+        each(torch.ones(1, 4))
+    assert len(recorder.events) == count >= seen
+    assert not modes()
+
+
+def test_an_iteration_without_gradients(recorder) -> None:
+    """An evaluation is seen as any other pass; nothing of it is taken for a repetition."""
+    model = Net()
+    with watched(recorder, model), torch.no_grad():
+        for _ in range(2):
+            model(torch.ones(1, 4))
+    assert "NN_Linear_3_forward" in recorder.names
+    assert not [t for t in recorder.taken if "recompute" in t.argument]
+    assert not [name for name in recorder.names if "_backward" in name]
+
+
+def test_generators(recorder) -> None:
+    """A generator that is left open within a block keeps neither its mode nor ours in the way."""
+
+    def batches() -> Generator[Tensor]:
+        with torch.no_grad():
+            for value in range(3):
+                yield torch.full((1, 4), float(value)) * 2
+
+    model = Net()
+    with watched(recorder, model):
+        for x in batches():
+            model(x)
+    assert [n for n in recorder.names if n.startswith("Tensor___mul__") and "forward" in n] == [
+        f"Tensor___mul___{number}_forward" for number in range(6)
+    ]
+
+
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> Tensor:
+        return gradient * 2
+
+
+def test_functions_with_a_backward_of_their_own(recorder) -> None:
+    """What they call is seen, in the backward as well, and is no repetition."""
+    x = torch.ones(2, requires_grad=True)
+    with watched(recorder):
+        Twice.apply(x).sum().backward()
+    assert x.grad.tolist() == [2.0, 2.0]
+    assert {"Tensor___mul___0_forward", "Tensor___mul___1_forward"} <= set(recorder.names)
+    assert not [t for t in recorder.taken if "recompute" in t.argument]

@@ -1,0 +1,142 @@
+"""The tool's three tables: their files, and what a report becomes in them."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rankdump.contract.errors import ExhaustedError
+from rankdump.contract.key import Side, TensorKey
+from rankdump.diff.api_tables import ApiTable, ApiTables, as_csv, from_report, write
+from rankdump.diff.values import (
+    Measures,
+    Outcome,
+    Report,
+    Row,
+    Settings,
+    Tensor,
+    TensorPair,
+    Verdict,
+)
+from rankdump.reader import Entry
+
+MAPPING = ApiTable(
+    ("ORIGIN NET (pytorch)", "TARGET NET (pytorch)"), (("", "one\ntwo"), ('q"', "b"))
+)
+MEASURES = Measures(
+    count=8,
+    unequal=1,
+    max_absolute=0.123456,
+    max_relative=0.5,
+    mean_absolute=0.000016,
+    mean_relative=0.1,
+    cosine=0.999996,
+    rmse=0.1,
+    relative_euclidean=0.1,
+    kl_divergence=float("nan"),
+    mean_absolute_unequal=0.123456,
+    max_absolute_unequal=0.123456,
+    nonfinite_a=0,
+    nonfinite_b=0,
+    nonfinite_apart=0,
+)
+
+
+def entry(name: str) -> Entry:
+    key = TensorKey(0, "", 0, 0, 0, "NN_Linear", name, Side.INPUT, 0)
+    return Entry(Path("/dump"), f"rank0/torch_api_dump/{name}.npy", key, 1)
+
+
+def row(name: str, outcome: Outcome, argument: str = "input.0", *, partner: bool = True) -> Row:
+    side = Side.OUTPUT if argument.startswith("output") else Side.INPUT
+    tensor = Tensor(side, 0, argument, "float32", (2, 4), entry=entry(name))
+    backward = name.endswith("backward")
+    pair = TensorPair(tensor, tensor if partner else None)
+    name_b = name if partner else ""
+    return Row(0, 3, 7, "exact", "NN_Linear", name, name_b, backward, pair, outcome)
+
+
+def report(*rows: Row) -> Report:
+    return Report("a", "b", Settings(), rows)
+
+
+def test_fields_are_quoted_and_an_empty_line_ends_the_file():
+    assert as_csv(MAPPING) == (
+        '"ORIGIN NET (pytorch)","TARGET NET (pytorch)"\n"","one\ntwo"\n"q""","b"\n\n'
+    )
+
+
+def test_files_of_a_step_are_the_users_alone_and_what_was_there_gives_way(tmp_path):
+    folder = tmp_path / "deep" / "out"
+    long = ApiTable(MAPPING.titles, MAPPING.rows * 9)
+    names = [path.name for path in write([ApiTables(long, long, long)], folder, 4)]
+    assert names == [
+        "ts_api_mapping_4.csv",
+        "ts_api_forward_compare_4.csv",
+        "ts_api_backward_compare_4.csv",
+    ]
+    assert [path.name for path in write([ApiTables(MAPPING, MAPPING)], folder, 4)] == names[:2]
+    assert (folder / names[0]).read_text() == as_csv(MAPPING)
+    assert {path.name for path in folder.iterdir()} == set(names[:2])
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert (folder / names[0]).stat().st_mode & 0o777 == 0o600
+
+
+def test_ranks_have_files_of_their_own(tmp_path):
+    tables = [ApiTables(MAPPING, rank=rank) for rank in (0, 12)]
+    names = [path.name for path in write(tables, tmp_path, 0)]
+    assert names == ["ts_api_mapping_0.csv", "ts_api_mapping_rank12_0.csv"]
+
+
+def test_a_folder_that_cannot_be_is_one_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ExhaustedError, match="file"):
+        write([ApiTables(MAPPING)], tmp_path / "file" / "out", 0)
+
+
+def test_a_report_is_rounded_and_means_are_over_all_elements(tmp_path):
+    found = from_report(
+        report(
+            row("LAYER_fc_forward", Outcome(Verdict.EQUAL), "input"),
+            row("NN_Linear_2_forward", Outcome(Verdict.DIFFERENT, measures=MEASURES)),
+            row("NN_Linear_2_forward", Outcome(Verdict.EQUAL), "output"),
+            row("NN_Linear_3_forward", Outcome(Verdict.UNMATCHED), "output", partner=False),
+            row("NN_Linear_2_backward", Outcome(Verdict.SHAPE), "input"),
+        )
+    )
+    assert list(found) == [3]
+    (tables,) = found[3]
+    assert tables.mapping.titles == ("ORIGIN NET (pytorch)", "TARGET NET (pytorch)")
+    assert tables.mapping.rows == (
+        ("LAYER_fc", "LAYER_fc"),
+        ("NN_Linear_2", "NN_Linear_2"),
+        ("NN_Linear_3", ""),
+    )
+    assert tables.forward is not None
+    assert tables.backward is not None
+    name = "NN_Linear_2_forward"
+    shapes = ("(2, 4)", "(2, 4)")
+    assert tables.forward.rows == (
+        (f"{name}_input.0",) * 2 + shapes + ("False", "87.50%", "1.00000", "0.00002, 0.12346"),
+        (f"{name}_output",) * 2 + shapes + ("True", "100.00%", "1.00000", "0.00000, 0.00000"),
+        ("NN_Linear_3_forward_output", "", "(2, 4)", "", "False", "0.00%", "nan", "nan, nan"),
+    )
+    assert tables.backward.rows[0][4] == "Shape is inconsistent"
+    written = write(found[3], tmp_path, 3)
+    with written[1].open(newline="") as file:
+        assert len(next(csv.reader(file))) == 8
+
+
+def test_a_report_of_figures_and_of_other_trees():
+    plain = row("conv1/Conv2D-op3", Outcome(Verdict.DIFFERENT, figures={"max": 1.5, "avg": 0.25}))
+    bare = replace(plain.pair.a, entry=None, argument="") if plain.pair.a else None
+    found = from_report(report(replace(plain, pair=TensorPair(bare, bare))))
+    (tables,) = found[3]
+    assert tables.forward == ApiTable(
+        ("ORIGIN NET", "TARGET NET", "shape of orig", "shape of target", "max, min, mean diffs"),
+        (("conv1/Conv2D-op3_input.0",) * 2 + ("[2, 4]", "[2, 4]", "1.50000, nan, 0.25000"),),
+    )
+    assert tables.backward is None

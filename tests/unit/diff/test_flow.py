@@ -1,0 +1,105 @@
+"""Calls of two programs paired by names and shapes, and tensors of two calls by shapes."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankdump.diff.flow import FlowCall, Span, aligned, match, shared_name
+
+SHAPES = st.sampled_from([(2, 3), (2, 8), (4,), ()])
+CALLS = st.builds(
+    lambda name, inputs, outputs: FlowCall(name, f"nn_{name}", tuple(inputs), tuple(outputs)),
+    st.sampled_from(["Conv2d", "relu", "add"]),
+    st.lists(SHAPES, max_size=2),
+    st.lists(SHAPES, max_size=2),
+)
+PROGRAMS = st.lists(CALLS, max_size=12)
+
+
+def call(name: str, *outputs: int, kind: str = "functional") -> FlowCall:
+    """A call of one input of shape (2,) whose outputs have one extent each."""
+    return FlowCall(name, f"{kind}_{name}", ((2,),), tuple((extent,) for extent in outputs))
+
+
+def shown(spans: list[Span]) -> list[tuple[list[int], list[int]]]:
+    return [(list(span.a), list(span.b)) for span in spans]
+
+
+@given(PROGRAMS, PROGRAMS)
+def test_every_call_is_in_one_span_and_order_stays(a, b):
+    spans = match(a, b)
+    assert [at for span in spans for at in span.a] == list(range(len(a)))
+    assert [at for span in spans for at in span.b] == list(range(len(b)))
+    assert all(span.a or span.b for span in spans)
+
+
+@given(PROGRAMS)
+def test_a_program_pairs_with_itself_call_by_call(program):
+    assert all(span.a == span.b for span in match(program, program))
+    certain = [call("first", 7), *program]
+    assert match(certain, certain)[0] == Span(range(1), range(1))
+
+
+@given(PROGRAMS, st.data())
+def test_a_call_of_a_new_kind_has_no_partner_and_disturbs_no_other(program, data):
+    place = data.draw(st.integers(0, len(program)))
+    a = [FlowCall(f"layer{number}", f"nn_layer{number}") for number in range(len(program))]
+    spans = match(a, [*a[:place], call("new", 5), *a[place:]])
+    alone = [span for span in spans if not span.a]
+    assert [list(span.b) for span in alone] == [[place]]
+    assert all(len(span.a) == len(span.b) == 1 for span in spans if span.a)
+
+
+def test_the_same_call_is_found_whatever_its_number_and_place():
+    a = [call("conv", 3, kind="nn"), call("relu", 4), call("add", 5)]
+    b = [call("relu", 4), call("sigmoid", 6), call("add", 5)]
+    assert shown(match(a, b)) == [([0], []), ([1], [0]), ([], [1]), ([2], [2])]
+
+
+def test_a_class_is_an_anchor_before_a_function_before_a_method():
+    """The later pairs cross the earlier: only one of two can stand."""
+    nn, function = call("Linear", 3, kind="nn"), call("linear", 3)
+    assert shown(match([nn, function], [function, nn])) == [([], [0]), ([0], [1]), ([1], [])]
+
+
+def test_what_stands_for_each_other_between_anchors_begins_and_ends_alike():
+    """One call of a net against the two that another framework needs for it."""
+    first, last = call("Conv2d", 2, kind="nn"), call("Softmax", 2, kind="nn")
+    silu = FlowCall("silu", "functional_silu", ((2,),), ((2,),))
+    sigmoid = FlowCall("sigmoid", "functional_sigmoid", ((2,),), ((9,),))
+    mul = FlowCall("mul", "tensor_mul", ((9,), (2,)), ((2,),))
+    found = shown(match([first, silu, last], [first, sigmoid, mul, last]))
+    assert found == [([0], [0]), ([1], [1, 2]), ([2], [3])]
+
+
+def test_one_side_without_calls():
+    assert shown(match([], [call("relu", 2)])) == [([], [0])]
+    assert match([], []) == []
+
+
+def test_sizes_beyond_a_float_are_no_error():
+    many = FlowCall("cat", "functional_cat", ((1 << 20, 1 << 20),) * 20, ((1 << 40,) * 12,))
+    assert shown(match([many], [many])) == [([0], [0])]
+
+
+@given(st.lists(SHAPES, max_size=6), st.lists(SHAPES, max_size=6))
+def test_tensors_pair_in_order_and_only_with_their_shape(a, b):
+    pairs = aligned(a, b)
+    assert [at for at, _ in pairs if at is not None] == list(range(len(a)))
+    assert [at for _, at in pairs if at is not None] == list(range(len(b)))
+    assert all(a[one] == b[other] for one, other in pairs if None not in (one, other))
+
+
+def test_a_tensor_more_on_one_side():
+    assert aligned([(2,), (3,)], [(2,), (9,), (3,)]) == [(0, 0), (None, 1), (1, 2)]
+    assert aligned([(2,), (2,)], [(2,)]) == [(0, 0), (1, None)]
+    assert aligned([], [(2,)]) == [(None, 0)]
+
+
+def test_names_across_frameworks():
+    assert shared_name("pytorch", "Torch", "sub") == "functional_subtract"
+    assert shared_name("pytorch", "NN", "Linear") == shared_name("mindspore", "NN", "Dense")
+    assert shared_name("mindtorch", "Torch", "abs") == "functional_abs"
+    assert shared_name("pytorch", "Torch", "of_the_user") == "torch_of_the_user"
+    assert shared_name("mindspore", "Torch", "abs") == "torch_abs"
