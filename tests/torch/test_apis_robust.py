@@ -10,13 +10,17 @@ import copy
 import pickle
 import threading
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 
 from rankdump.adapters.torch.apis import ApiHook, ApiOptions
@@ -338,3 +342,40 @@ def test_functions_with_a_backward_of_their_own(recorder) -> None:
     assert x.grad.tolist() == [2.0, 2.0]
     assert {"Tensor___mul___0_forward", "Tensor___mul___1_forward"} <= set(recorder.names)
     assert not [t for t in recorder.taken if "recompute" in t.argument]
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Generator[None]:
+    """A job of one rank."""
+    where = f"file://{tmp_path}/store"
+    dist.init_process_group("gloo", init_method=where, rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("wrap", [DistributedDataParallel, fully_shard])
+def test_wrappers_of_distributed_training(recorder, alone, wrap) -> None:
+    """The names are those without the wrapper, its collectives stand in the order, results stay."""
+
+    def run(*, attached: bool) -> list[float]:
+        torch.manual_seed(0)
+        model = wrap(Net())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        losses = []
+        with watched(recorder, model) if attached else nullcontext():
+            for _ in range(2):
+                loss = model(torch.ones(2, 4)).sum()
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.item())
+        return losses
+
+    assert run(attached=True) == run(attached=False)
+    collectives = {event.collective.kind.name for event in recorder.events if event.collective}
+    # With nobody to share with the other wrapper has nothing to say.
+    assert collectives == ({"ALL_REDUCE"} if wrap is DistributedDataParallel else set())
+    calls = [name for name in recorder.names if name.startswith(("Tensor", "Torch", "Functional"))]
+    stems = ("Functional_gelu", "Tensor___mul__", "Tensor_sum")
+    forward = {f"{stem}_{number}_forward" for stem in stems for number in (0, 1)}
+    assert {name for name in calls if name.endswith("forward")} == forward
+    assert "LAYER_first_forward" in recorder.names

@@ -20,11 +20,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from rankdump.adapters.torch import modules
+
 _TORCH = f"{Path(str(torch.__file__)).parent}{os.sep}"
 _OURS = f"{Path(__file__).parents[3]}{os.sep}"
 _FUNCTIONAL = str(functional.__file__)
 _COMPILER = tuple(f"{_TORCH}{part}{os.sep}" for part in ("_dynamo", "_inductor", "_functorch"))
-_OWN = tuple(f"{_TORCH}{part}{os.sep}" for part in ("optim", "distributed"))
+_OWN = (_OURS, *(f"{_TORCH}{part}{os.sep}" for part in ("optim", "distributed")))
+_THROUGH = (f"{Path(__file__).parent}{os.sep}", str(modules.__file__))
+"""Where calls of the script pass through us."""
 _GENERATED = ("<eval_with_key>", "<frozen ")
 _INDUCTOR = "torchinductor_"
 _OPERATORS = ("BINARY_", "INPLACE_", "COMPARE_", "UNARY_")
@@ -165,9 +169,11 @@ def _read(frame: FrameType, *, filtered: bool) -> _Code:
     generated = file.startswith(_GENERATED) or _INDUCTOR in file
     if file.startswith(_COMPILER):
         whose = Whose.COMPILED
+    elif generated or file.startswith(_THROUGH):
+        whose = Whose.TORCH
     elif file.startswith(_OWN):
         whose = Whose.NOBODY
-    elif generated or file.startswith((_TORCH, _OURS)):
+    elif file.startswith(_TORCH):
         whose = Whose.TORCH
     else:
         whose = Whose.USER
