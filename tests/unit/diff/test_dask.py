@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from distributed import LocalCluster
+from distributed import KilledWorker, LocalCluster
 from suites.pairs_of_tensors import pair, path_of
 
-from rankdump.contract.errors import ConfigError, UnavailableError
+from rankdump.contract.errors import ConfigError, UnavailableError, UnsupportedError
 from rankdump.diff import groups
-from rankdump.diff.dask import _NEEDS, _explained
+from rankdump.diff.dask import _NEEDS, _answers, _explained
 from rankdump.diff.pool import outcomes
 from rankdump.diff.values import Outcome, Settings, TensorPair, Verdict
 
@@ -80,3 +80,29 @@ def test_a_worker_without_the_trees(pairs):
     assert _explained(missing, pairs[0]) == missing
     damaged = Outcome(Verdict.UNREADABLE, ("x: not an npy file",))
     assert _explained(damaged, pairs[1]) == damaged
+
+
+class Failed:
+    """A task that gave no result."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def result(self) -> None:
+        raise self._error
+
+
+def test_a_task_that_kills_workers(pairs):
+    """Its pairs are tried one by one; the one that did it is unreadable."""
+    nobody: Any = None
+    killed = Failed(KilledWorker("compare_group-1", nobody, 3))
+    group = list(enumerate(pairs[:2]))
+    assert _answers(killed, group) is None
+    [(place, outcome)] = _answers(killed, group[:1]) or []
+    assert (place, outcome.verdict) == (0, Verdict.UNREADABLE)
+
+
+def test_a_worker_without_rankdump(pairs):
+    missing = Failed(ModuleNotFoundError("No module named 'rankdump'"))
+    with pytest.raises(UnsupportedError, match="cannot compare: No module named 'rankdump'; Dask"):
+        _answers(missing, list(enumerate(pairs)))

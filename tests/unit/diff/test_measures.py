@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from rankdump.contract.dtypes import ELEMENT_TYPES, as_stored
-from rankdump.diff.measures import measure, room
+from rankdump.diff.measures import measure, msaccucmp, room
 from rankdump.diff.values import Measures, Tolerances
 
 PLAIN = [name for name, each in ELEMENT_TYPES.items() if not each.widened]
@@ -260,6 +261,21 @@ def test_narrow_types_keep_what_they_cannot_hold():
         largest, np.array([1000], np.float32), Tolerances(), dtype_a="float8_e4m3fn"
     ).measures
     assert beyond.unequal == 1
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int64", "complex64", "bfloat16"])
+def test_memory_is_that_of_the_pair(dtype):
+    """Beside the two arrays there are a few blocks, however large the arrays are."""
+    a = np.arange(4_000_000, dtype="float32" if dtype == "bfloat16" else dtype)
+    b = a + a.dtype.type(1)
+    tracemalloc.start()
+    try:
+        measure(a, b, Tolerances(), dtype_a=dtype, dtype_b="float32" if dtype == "bfloat16" else "")
+        msaccucmp(a, b)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 16 * room.BLOCK * 8
 
 
 def test_threads_measure_side_by_side():
