@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 import rankdump
+from rankdump.diff.groups import pair_bytes
 from rankdump.diff.pool import outcomes
 from rankdump.diff.values import Outcome, Settings, Tensor, TensorPair, Verdict
 from rankdump.reader import Entry
@@ -35,7 +36,7 @@ MIX = (
 QUICK_MIX = ((1 << 20, 4), (64 << 10, 16))
 ROUNDS = 3
 _RTOL = _ATOL = 1e-4
-_NOISE = np.float32(1 + 1e-3)
+_NOISE = 1 + 1e-3
 
 Floats = npt.NDArray[np.float32]
 
@@ -90,7 +91,7 @@ def _dump(
     name: str,
     mix: Sequence[tuple[int, int]],
     *,
-    factor: np.float32 = np.float32(1),
+    factor: float = 1.0,
     relu: bool = False,
     codec: str = "none",
 ) -> None:
@@ -104,7 +105,7 @@ def _dump(
         for size, count in mix:
             for _ in range(count):
                 at += 1
-                tensor = numbers[at : at + size // 4] * factor
+                tensor = numbers[at : at + size // 4] * np.float32(factor)
                 operator = f"Default/layer{at}-Dense/Dense-op0"
                 session.dump("Dense", operator, "output", 0, tensor)
     check_complete(host.tree(name))
@@ -123,12 +124,7 @@ def _timed(host: Host, a: str, b: str, verdict: Verdict, *, plain: bool = True) 
             numpy_s.append(seconds(lambda: _with_numpy(pairs)))
     if any(each.verdict is not verdict for each in found):
         raise RuntimeError(f"{a} and {b} are not {verdict.value}")
-    size = sum(
-        each.entry.bytes_in or 0
-        for pair in pairs
-        for each in (pair.a, pair.b)
-        if each and each.entry
-    )
+    size = sum(map(pair_bytes, pairs))
     return Timed(size, median(own_s), median(numpy_s) if plain else 0.0)
 
 

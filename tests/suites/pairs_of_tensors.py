@@ -47,6 +47,17 @@ def entry_of(path: Path) -> Entry:
     return Entry(path.parent, path.name, key, size)
 
 
-def pair(folder: Path, name: str, a: np.ndarray, b: np.ndarray, **how: str) -> TensorPair:
+def pair(
+    folder: Path, name: str, a: np.ndarray, b: np.ndarray, *, codec: str = "none"
+) -> TensorPair:
     """Write both sides of a pair."""
-    return TensorPair(tensor(folder / "a", name, a, **how), tensor(folder / "b", name, b, **how))
+    return TensorPair(
+        tensor(folder / "a", name, a, codec=codec), tensor(folder / "b", name, b, codec=codec)
+    )
+
+
+def path_of(tensor: Tensor | None) -> Path:
+    """Return where a tensor that was written stands."""
+    assert tensor is not None
+    assert tensor.entry is not None
+    return tensor.entry.path

@@ -144,12 +144,12 @@ class Verdict(str, Enum):
 class Measures:
     """How far two tensors of one shape are apart; elements that are finite on both sides count.
 
-    Sums are in float64. `relative` divides by `abs(b)`, the reference. NaN where a measure has no
-    meaning: nothing finite, a norm of 0.
+    Sums are in float64. `relative` divides by `abs(b)`, the reference, where that is not 0. NaN
+    where a measure has no meaning: nothing finite, a norm of 0.
     """
 
     count: int
-    """Elements of each side."""
+    """Elements of each side; a complex one is two, its parts."""
     unequal: int
     """Elements that are not close, those that are not finite included."""
     max_absolute: float

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,13 +86,26 @@ def described_of(entry: Entry) -> Described | None:
 def load_file(path: Path, *, limit_bytes: int = LIMIT_BYTES) -> npt.NDArray[Any]:
     """Return the array of any npy file, packed or not, in a tree or not."""
     try:
-        data = codec_of(path.name).decode(path.read_bytes(), limit_bytes=limit_bytes)
+        data = codec_of(path.name).decode(_bytes_of(path), limit_bytes=limit_bytes)
         return npy_file.read(memoryview(data))
     except OSError as error:
         raise DamagedError(f"{path}: cannot be read: {error.strerror}") from None
     except (DamagedError, TypeError, ValueError) as error:
         # numpy refuses a type string that looks right and is not, such as `<f3`, in its own words.
         raise DamagedError(f"{path}: {error}") from None
+
+
+def _bytes_of(path: Path) -> memoryview:
+    """Return what stands in a file, in memory of numpy's: that has large pages, of which few fault.
+
+    Reading into `bytes` takes nearly twice as long.
+    """
+    with path.open("rb", buffering=0) as file:
+        held = np.empty(os.fstat(file.fileno()).st_size, dtype=np.uint8).data
+        filled = 0
+        while count := file.readinto(held[filled:]):
+            filled += count
+    return held[:filled].toreadonly()
 
 
 def facts(entry: Entry) -> Facts:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
-from distributed import LocalCluster
-from suites.pairs_of_tensors import pair
+from distributed import KilledWorker, LocalCluster
+from suites.pairs_of_tensors import pair, path_of
 
-from rankdump.contract.errors import ConfigError, UnavailableError
+from rankdump.contract.errors import ConfigError, UnavailableError, UnsupportedError
 from rankdump.diff import groups
-from rankdump.diff.dask import _NEEDS, _explained
+from rankdump.diff.dask import _NEEDS, _answers, _explained
 from rankdump.diff.pool import outcomes
 from rankdump.diff.values import Outcome, Settings, TensorPair, Verdict
 
@@ -26,7 +27,7 @@ def pairs(tmp_path):
     for number in range(20):
         a = numbers.standard_normal((number, 5)).astype(np.float32)
         found.append(pair(tmp_path, f"{number}", a, a if number % 3 else a * np.float32(1.1)))
-    found[7].b.entry.path.write_bytes(b"damaged")
+    path_of(found[7].b).write_bytes(b"damaged")
     found[11] = TensorPair(found[11].a, None)
     return found
 
@@ -37,14 +38,15 @@ def test_two_workers(pairs, tmp_path, monkeypatch):
     here = outcomes(pairs, SETTINGS, processes=1)
     monkeypatch.chdir("/")
     told = []
-    with LocalCluster(
+    started: Any = LocalCluster(
         n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address=":0"
-    ) as cluster:
+    )
+    with started as cluster:
         monkeypatch.chdir(tmp_path)
         found = outcomes(
             [TensorPair(_from_here(each.a), _from_here(each.b)) for each in pairs],
             SETTINGS,
-            dask=cluster.scheduler_address,
+            dask=str(cluster.scheduler_address),
             progress=lambda *done: told.append(done),
         )
     assert list(map(repr, found)) == list(map(repr, here))
@@ -60,7 +62,7 @@ def _from_here(tensor):
 
 def test_nobody_answers(pairs, monkeypatch):
     monkeypatch.setattr("rankdump.diff.dask._PATIENCE_S", 0.2)
-    with pytest.raises(UnavailableError, match="no Dask scheduler answers at tcp://127.0.0.1:1"):
+    with pytest.raises(UnavailableError, match="no Dask scheduler answers at tcp"):
         outcomes(pairs, SETTINGS, dask="tcp://127.0.0.1:1")
 
 
@@ -74,7 +76,33 @@ def test_a_worker_without_the_trees(pairs):
     """A file that is here and not there is no damage of the tree."""
     missing = Outcome(Verdict.UNREADABLE, ("x: cannot be read: No such file or directory",))
     assert _explained(missing, pairs[0]).findings[-1] == _NEEDS
-    pairs[0].a.entry.path.unlink()
+    path_of(pairs[0].a).unlink()
     assert _explained(missing, pairs[0]) == missing
     damaged = Outcome(Verdict.UNREADABLE, ("x: not an npy file",))
     assert _explained(damaged, pairs[1]) == damaged
+
+
+class Failed:
+    """A task that gave no result."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def result(self) -> None:
+        raise self._error
+
+
+def test_a_task_that_kills_workers(pairs):
+    """Its pairs are tried one by one; the one that did it is unreadable."""
+    nobody: Any = None
+    killed = Failed(KilledWorker("compare_group-1", nobody, 3))
+    group = list(enumerate(pairs[:2]))
+    assert _answers(killed, group) is None
+    [(place, outcome)] = _answers(killed, group[:1]) or []
+    assert (place, outcome.verdict) == (0, Verdict.UNREADABLE)
+
+
+def test_a_worker_without_rankdump(pairs):
+    missing = Failed(ModuleNotFoundError("No module named 'rankdump'"))
+    with pytest.raises(UnsupportedError, match="cannot compare: No module named 'rankdump'; Dask"):
+        _answers(missing, list(enumerate(pairs)))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 
 import numpy as np
@@ -11,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from rankdump.contract.dtypes import ELEMENT_TYPES
-from rankdump.diff.measures import measure
+from rankdump.contract.dtypes import ELEMENT_TYPES, as_stored
+from rankdump.diff.measures import measure, msaccucmp, room
 from rankdump.diff.values import Measures, Tolerances
 
 PLAIN = [name for name, each in ELEMENT_TYPES.items() if not each.widened]
@@ -144,3 +146,144 @@ def test_types_that_differ(data, dtype_a, dtype_b):
     with np.errstate(all="ignore"):
         expected = plainly(a, b, Tolerances())
     check(measure(a, b, Tolerances()).measures, expected)
+
+
+def of(a, b, **tolerances) -> Measures:
+    return measure(np.asarray(a), np.asarray(b), Tolerances(**tolerances)).measures
+
+
+@pytest.mark.parametrize("size", [room.BLOCK - 1, room.BLOCK, 2 * room.BLOCK + 3])
+@pytest.mark.parametrize("floor", [-9.0, 0.0, 0.5])
+def test_several_blocks(size, floor):
+    """Where a tensor ends says nothing of what it holds; zeros and signs take ways of their own."""
+    numbers = np.random.default_rng(size)
+    a = np.maximum(numbers.standard_normal(size, np.float32), np.float32(floor))
+    b = np.maximum(a + numbers.standard_normal(size, np.float32) / 1000, np.float32(floor))
+    b[: size // 3] = a[: size // 3]
+    b[5] = a[-1] = math.nan
+    with np.errstate(all="ignore"):
+        check(of(a, b), plainly(a, b, Tolerances()))
+    assert measure(a, b, Tolerances()).first_apart == 5
+
+
+def test_the_last_place_that_is_apart():
+    a = np.zeros((3, room.BLOCK), np.complex64)
+    b = a.copy()
+    b[2, 7] = complex(0, math.inf)
+    assert measure(a, b, Tolerances()).first_apart == 2 * room.BLOCK + 7
+
+
+def test_halves_whose_sums_are_too_large_for_them():
+    """65504 is float16's largest: neither its squares nor its sums are numbers of its own."""
+    a, b = np.full(1000, 65504, np.float16), np.full(1000, 65472, np.float16)
+    found = of(a, b)
+    assert found.max_absolute == found.mean_absolute == found.rmse == 32
+    assert found.cosine == pytest.approx(1)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "complex128"])
+def test_numbers_whose_squares_are_none(dtype):
+    """A sum that float64 cannot hold is infinite; what is not made of it stays right."""
+    a, b = np.array([1e200, 1.0]).astype(dtype), np.array([2e200, 1.0]).astype(dtype)
+    found = of(a, b)
+    assert (found.max_absolute, found.max_relative, found.unequal) == (1e200, 0.5, 1)
+    assert found.rmse == math.inf
+    assert math.isnan(found.cosine)
+    tiny = of(a / 1e300 / 1e100, b / 1e300 / 1e100, rtol=0.1, atol=0.0)
+    assert (tiny.max_relative, tiny.unequal) == (pytest.approx(0.5), 1)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "distance"),
+    [
+        (np.array([2**62 + 1], np.int64), np.array([2**62], np.int64), 1),
+        (np.array([2**64 - 1], np.uint64), np.array([2**64 - 2], np.uint64), 1),
+        (np.array([-(2**63)], np.int64), np.array([2**63 - 1], np.int64), 2**64),
+        (np.array([-1], np.int64), np.array([2**64 - 1], np.uint64), 2**64),
+        (np.array([2**62 + 1], np.int64), np.array([2**62], np.uint64), 1),
+        (np.array([-1], np.int8), np.array([2**64 - 1], np.uint64), 2**64),
+        (np.array([2**62 + 1], np.int64), np.array([5], np.int32), 2**62),
+        (np.array([5], np.uint8), np.array([2**63], np.uint64), 2**63),
+    ],
+)
+def test_whole_numbers_of_64_bits(a, b, distance):
+    """Two that differ by 1 differ, although they are the same float64."""
+    for left, right in ((a, b), (b, a)):
+        found = of(left, right, rtol=0.0, atol=0.0)
+        assert (found.unequal, found.max_absolute) == (1, pytest.approx(distance, rel=1e-15))
+
+
+def test_equal_tensors():
+    """A vector is at cosine 1 from itself, not just below; numbers and bytes are told apart."""
+    a = np.random.default_rng(0).standard_normal(1000, np.float32)
+    found = measure(a, a.copy(), Tolerances())
+    assert found.same_bytes
+    assert (found.measures.cosine, found.measures.unequal) == (1.0, 0)
+    wide = measure(a, a.astype(np.float64), Tolerances())
+    assert not wide.same_bytes
+    assert (wide.measures.cosine, wide.measures.max_absolute) == (1.0, 0.0)
+    nothing = of(np.zeros(3), np.zeros(3))
+    assert (nothing.cosine, nothing.close_share) == (1.0, 1.0)
+    assert math.isnan(of(np.zeros(3), np.ones(3)).cosine)
+    assert of(np.zeros(0), np.zeros(0)).close_share == 1.0
+
+
+def test_order_of_elements_in_memory():
+    """An array that lies by columns is compared by what it holds."""
+    a = np.arange(12.0).reshape(3, 4)
+    assert of(a, np.asfortranarray(a)).unequal == 0
+    assert of(a, a[::-1, ::-1]).unequal == 12
+    assert of(a, a.astype(">f8")).unequal == 0
+
+
+@pytest.mark.parametrize("dtype", WIDENED)
+def test_a_wider_type_on_narrow_terms(dtype):
+    """What is rounded from a value is close to it; two steps of the narrow type away is not."""
+    every = np.frombuffer(as_stored(dtype, np.arange(1 << 16, dtype="<u2").data.cast("B")), "<f4")
+    values = np.unique(every[np.isfinite(every) & (every > 0.01) & (every < 100)])
+    step = np.diff(values)
+    narrow, wide = values[1:-1], values[1:-1] + step[1:] * np.float32(0.4)
+    found = measure(narrow, wide, Tolerances(), dtype_a=dtype, dtype_b="float32")
+    assert (found.terms, found.measures.unequal) == (dtype, 0)
+    assert found.measures.max_absolute == 0.0
+    far = measure(values[:-4], values[4:], Tolerances(), dtype_a="float32", dtype_b=dtype)
+    assert far.measures.close_share < 0.1
+
+
+def test_narrow_types_keep_what_they_cannot_hold():
+    """NaN and infinity stay; what lies beyond the largest value of a type is not close to it."""
+    odd = np.array([math.nan, math.inf, -math.inf, 1e38], np.float32)
+    for dtype in WIDENED:
+        found = measure(odd, odd.copy(), Tolerances(), dtype_a=dtype, dtype_b="float32").measures
+        assert (found.nonfinite_a, found.nonfinite_b) == (3, 3)
+    largest = np.array([448], np.float32)
+    beyond = measure(
+        largest, np.array([1000], np.float32), Tolerances(), dtype_a="float8_e4m3fn"
+    ).measures
+    assert beyond.unequal == 1
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int64", "complex64", "bfloat16"])
+def test_memory_is_that_of_the_pair(dtype):
+    """Beside the two arrays there are a few blocks, however large the arrays are."""
+    a = np.arange(4_000_000, dtype="float32" if dtype == "bfloat16" else dtype)
+    b = a + a.dtype.type(1)
+    tracemalloc.start()
+    try:
+        measure(a, b, Tolerances(), dtype_a=dtype, dtype_b="float32" if dtype == "bfloat16" else "")
+        msaccucmp(a, b)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 16 * room.BLOCK * 8
+
+
+def test_threads_measure_side_by_side():
+    """Each has memory of its own to work in."""
+    numbers = np.random.default_rng(0).standard_normal((8, 50_000))
+
+    def one(at: int) -> Measures:
+        return measure(numbers[at], numbers[at - 1], Tolerances()).measures
+
+    with ThreadPoolExecutor(4, thread_name_prefix="rankdump-test") as pool:
+        assert list(map(repr, pool.map(one, range(8)))) == [repr(one(at)) for at in range(8)]

@@ -8,7 +8,7 @@ import threading
 
 import numpy as np
 import pytest
-from suites.pairs_of_tensors import pair, tensor
+from suites.pairs_of_tensors import pair, path_of, tensor
 
 from rankdump.diff import crew, groups, pool, worker
 from rankdump.diff.outcomes import outcome_of
@@ -27,9 +27,9 @@ def pairs(tmp_path):
         a = numbers.standard_normal((number, 5)).astype(np.float32)
         b = a if number % 3 else a * np.float32(1.1)
         found.append(pair(tmp_path, f"{number}", a, b, codec="zstd" if number % 2 else "none"))
-    found[7].b.entry.path.write_bytes(b"damaged")
+    path_of(found[7].b).write_bytes(b"damaged")
     found[11] = TensorPair(found[11].a, None)
-    same = tensor(tmp_path, "same", a, digest=True)
+    same = tensor(tmp_path, "same", np.ones(3), digest=True)
     found[13] = TensorPair(same, same)
     return found
 
@@ -87,7 +87,7 @@ def test_a_worker_that_dies(pairs, tmp_path, workers_only, monkeypatch):
     found = outcomes(pairs, SETTINGS, processes=2)
     assert found[20].verdict is Verdict.UNREADABLE
     assert found[20].findings == (groups._DIED,)
-    pairs.pop(20), found.pop(20)
+    del pairs[20], found[20]
     assert shown(found) == shown(outcome_of(each, SETTINGS) for each in pairs)
 
 
@@ -108,10 +108,10 @@ def test_an_error_of_ours_is_raised(pairs, workers_only, monkeypatch):
 
 def test_an_interrupt_ends_the_workers(pairs, workers_only):
     """Ctrl-C is not waited for by what the workers have in hand."""
-    os.mkfifo(pairs[3].a.entry.path.with_suffix(".fifo"))
-    stuck = pairs[3].a.entry.path.with_suffix(".fifo")
-    pairs[3].a.entry.path.unlink()
-    stuck.rename(pairs[3].a.entry.path)
+    stuck = path_of(pairs[3].a)
+    stuck.unlink()
+    # Whoever opens it to read waits for somebody who writes.
+    os.mkfifo(stuck)
     seen = []
 
     def interrupt(done: int, total: int) -> None:

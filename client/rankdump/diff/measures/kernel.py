@@ -49,7 +49,8 @@ class Kernel:
         sums = self.sums
         sums.finite += x.size
         self._add_products(squares, x, y)
-        if self._add_totals(x, y):
+        # Once it is infinite, it stays so.
+        if self._add_totals(x, y) and sums.entropy < math.inf:
             self._add_entropy(x, y)
         np.abs(d, out=d)
         size = np.abs(y, out=y)

@@ -9,7 +9,7 @@ import numpy as np
 
 from rankdump.diff.measures.narrow import Floats
 
-BLOCK = 1 << 16
+BLOCK = 1 << 17
 """Numbers worked on at a time.
 
 Of fewer, calling numpy takes as long as its work; of more, five buffers leave the cache.

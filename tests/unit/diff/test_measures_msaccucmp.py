@@ -1,0 +1,79 @@
+"""The measures of CANN's tool, by formulas and rules of ascend-formats.md 3.6."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankdump.diff.measures import msaccucmp
+from rankdump.diff.measures.msaccucmp import NAMES
+
+FLOOR = float(np.finfo(np.float32).eps)
+
+
+def plainly(x, y) -> dict[str, float]:
+    """The same from whole arrays."""
+    x, y = (each.astype(np.float32).astype(np.float64) for each in (x, y))
+    terms = np.array(
+        [abs(p / q - 1) if abs(q) > 2.3e-16 else 0.0 for p, q in zip(x, y, strict=True)]
+    )
+    p, q = weights(x), weights(y)
+    return {
+        "MaxAbsoluteError": np.abs(x - y).max(),
+        "AccumulatedRelativeError": terms.sum(),
+        "RelativeEuclideanDistance": np.linalg.norm(x - y) / np.linalg.norm(y) if y.any() else 0,
+        "KullbackLeiblerDivergence": (p * np.log(p / q)).sum(),
+        "StandardDeviation.mean_a": x.mean(),
+        "StandardDeviation.std_b": y.std(),
+        "MeanAbsoluteError": np.abs(x - y).mean(),
+        "RootMeanSquareError": math.sqrt(((x - y) ** 2).mean()),
+        "MaxRelativeError": terms.max(),
+        "MeanRelativeError": terms.mean(),
+    }
+
+
+def weights(values):
+    span = values.max() - values.min()
+    scaled = np.maximum((values - values.min()) / span if span else values, FLOOR)
+    return scaled / scaled.sum()
+
+
+values = st.lists(st.integers(-40, 40).map(lambda number: number / 8), min_size=7, max_size=7)
+
+
+@given(values, values)
+def test_formulas(left, right):
+    x, y = np.array(left), np.array(right)
+    found = msaccucmp(x, y)
+    assert tuple(found) == NAMES
+    for name, expected in plainly(x, y).items():
+        assert found[name] == pytest.approx(expected, rel=1e-9, abs=1e-12), name
+
+
+def test_cosine():
+    assert msaccucmp(np.array([3.0]), np.array([-4.0]))["CosineSimilarity"] == 1.0
+    assert msaccucmp(np.zeros(2), np.zeros(2))["CosineSimilarity"] == 1.0
+    assert math.isnan(msaccucmp(np.zeros(2), np.ones(2))["CosineSimilarity"])
+    assert msaccucmp(np.array([1.0, 0]), np.array([0, 2.0]))["CosineSimilarity"] == 0.0
+    assert msaccucmp(np.array([1.0, 1]), np.array([2, 2.0]))["CosineSimilarity"] <= 1.0
+
+
+def test_small_deviations_are_none():
+    found = msaccucmp(np.array([0.0001, 0.0002]), np.array([1.0, 2.0]))
+    assert (found["StandardDeviation.mean_a"], found["StandardDeviation.std_a"]) == (0.0, 0.0)
+    assert found["StandardDeviation.std_b"] == 0.5
+
+
+def test_what_has_no_measures():
+    bools = msaccucmp(np.array([True, False]), np.array([True, True]))
+    known = {name for name, value in bools.items() if not math.isnan(value)}
+    assert known == {"CosineSimilarity", "RelativeEuclideanDistance"}
+    ones = np.ones(2)
+    for odd in (np.array([1, math.nan]), np.array([1, math.inf]), np.array([1e300, 1]), ones * 1j):
+        for pair in ((odd, ones), (ones, odd)):
+            assert all(map(math.isnan, msaccucmp(*pair).values()))
+    assert all(map(math.isnan, msaccucmp(np.zeros(0), np.zeros(0)).values()))
