@@ -49,7 +49,7 @@ def right_before(row: Row, following: Row) -> str:
 def only_one_side(alone: Row, row: Row, question: Question) -> str:
     """Say that only one side made a call, and what follows it."""
     which = "a" if alone.name_a else "b"
-    return f"only {which} has this call; right behind it {_wrong(row, question)} ({name_of(row)})"
+    return f"only {which} has this call; behind it {_wrong(row, question)} ({name_of(row)})"
 
 
 def several_alone(count: int, row: Row) -> str:

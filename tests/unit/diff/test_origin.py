@@ -71,6 +71,11 @@ def test_a_call_that_was_replaced_is_ambiguous():
     assert (names, certain) == (["gelu", "relu"], False)
 
 
+def test_calls_that_agree_may_stand_between():
+    """The weight is transposed between the extra call and the product that shows it."""
+    assert start("a<= a>= +extra<- +extra>- t<= t>= b<! b>!") == (["extra"], True)
+
+
 def test_a_call_of_one_side_that_changed_nothing_is_none():
     assert start("a<= a>= +extra<- +extra>- b<= b>= c<= c>!") == (["c"], True)
 
