@@ -175,6 +175,7 @@ def _made(steps: Sequence[Step], maker: Step, step: Step, question: Question) ->
     inputs = maker.on(Side.INPUT)
     unknown = tuple(row for row in inputs if bad(row, question) is None)
     reason = words.made(maker.rows, step.row if step is not maker else None, question)
+    reason += words.in_layer(maker.row, steps[steps.index(maker) - 1].row)
     why = ""
     if unknown:
         why = words.unknown_inputs(unknown, question)

@@ -213,6 +213,11 @@ def test_a_weight_that_differs_is_named():
     assert weights(found, [*used, *mine]) == "; its parameter fc.weight differs too"
 
 
+def test_a_call_of_an_api_is_told_by_its_layer():
+    text = "LAYER_fc1_forward<= NN_Linear_0_forward<= NN_Linear_0_forward>!"
+    assert found_of(text).reasons[0].endswith("; it is the layer fc1")
+
+
 def test_an_origin_of_one_rank_keeps_its_candidates():
     found = found_of("a<= b<= c<! d<!")
     suspects = tuple(Suspect(0, 0, 0, "", n, "", False, "") for n in "bc")
