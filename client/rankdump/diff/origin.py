@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import TypeAlias
 
@@ -21,6 +21,8 @@ from rankdump.diff.origin_rows import Question, bad, seen, tensor_of
 from rankdump.diff.values import CONSTANTS, Row
 
 _Place: TypeAlias = "tuple[int, int]"
+_MOST_ASKED = 2
+"""Most calls that are looked into to tell a mask from data that are not finite."""
 _MOST_ALONE = 8
 """Most calls of one side alone that are named."""
 
@@ -81,7 +83,44 @@ def found_on_ranks(rows: Iterable[Row], question: Question) -> list[Found]:
 
 
 def found_in(steps: Sequence[Step], question: Question) -> Found | None:
-    """Return where it starts in one program; None when nothing is bad."""
+    """Return where it starts in one program; None when nothing is bad.
+
+    An infinite mask that comes from outside is passed over when a call that read it wrote nothing
+    but finite numbers.
+    """
+    found = _search(steps, question)
+    while found is not None and found.outside and question.kind == "nonfinite":
+        mask = next(row for row in found.steps[0].on(Side.INPUT) if bad(row, question))
+        tensor = tensor_of(mask, question)
+        digest = tensor.digest if tensor is not None else ""
+        readers = _readers(steps, digest, question) if digest else []
+        if not any(_finite(step, question) for step in readers):
+            outputs = (row for step in readers[:_MOST_ASKED] for row in step.on(Side.OUTPUT))
+            unknown = tuple(row for row in outputs if bad(row, question) is None)
+            return replace(found, unknown=unknown)
+        question = replace(question, harmless=question.harmless | {digest})
+        found = _search(steps, question)
+    return found
+
+
+def _readers(steps: Sequence[Step], digest: str, question: Question) -> list[Step]:
+    """Return the calls that read a tensor, those that ended first in front."""
+    found = [
+        step
+        for step in steps
+        if step.on(Side.OUTPUT)
+        and any(
+            t and t.digest == digest for t in (tensor_of(r, question) for r in step.on(Side.INPUT))
+        )
+    ]
+    return sorted(found, key=lambda step: max(seen(row, question) for row in step.rows))
+
+
+def _finite(step: Step, question: Question) -> bool:
+    return all(bad(row, question) is False for row in step.on(Side.OUTPUT))
+
+
+def _search(steps: Sequence[Step], question: Question) -> Found | None:
     wrong = [
         (seen(row, question), step, row)
         for step in steps

@@ -112,7 +112,7 @@ def _good(inputs: Sequence[Row], question: Question) -> str:
     if not inputs:
         return ""
     if question.kind == "nonfinite":
-        known = all(bad(row, question) is False for row in inputs)
+        known = not question.harmless and all(bad(row, question) is False for row in inputs)
         return "its inputs are finite, and " if known else ""
     return "its inputs agree, and " if all(r.outcome.verdict.agrees for r in inputs) else ""
 

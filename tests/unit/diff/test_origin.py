@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from suites.diff_programs import rows
 
 from rankdump.diff.origin import Found, found_on_ranks
 from rankdump.diff.origin_ranks import Meeting, Merged, origin_of, sender, whole
 from rankdump.diff.origin_rows import DIFFERENCE, NONFINITE, Question
 from rankdump.diff.origin_weights import weights
-from rankdump.diff.values import CONSTANTS, Origin, Row, Suspect
+from rankdump.diff.values import CONSTANTS, Origin, Row, Suspect, TensorPair
 
 
 def found_of(text: str, question: Question = DIFFERENCE, **more) -> Found:
@@ -124,6 +126,38 @@ def test_nonfinite_inputs_from_outside():
     found = found_of("a<= a>=", NONFINITE[0], nonfinite={"a<": True, "a>": True})
     assert found.outside
     assert found.reasons[0].startswith("its inputs are not finite already")
+
+
+MASKED = "net<= net<= a<= a<= a>= b<= b<= b>= net>="
+
+
+def masked(**nonfinite: bool) -> list[Row]:
+    """The second input of each call is one mask, which is infinite where nobody may look."""
+    found: list[Row] = []
+    for row in rows(MASKED):
+        tensor = row.pair.a
+        assert tensor is not None
+        digest, bad = tensor.digest, nonfinite.get(row.name_a, False)
+        if tensor.place == "input.1":
+            digest, bad = "mask", True
+        elif tensor.place == "input.0":
+            bad = row.name_a == "b" and nonfinite.get("a", False)
+        tensor = replace(tensor, digest=digest)
+        outcome = replace(row.outcome, nonfinite_a=bad)
+        found.append(replace(row, pair=TensorPair(tensor, tensor), outcome=outcome))
+    return found
+
+
+def test_a_mask_is_no_origin():
+    """Law: infinity that comes in and does nothing does not hide who made a NaN later."""
+    assert found_on_ranks(masked(), NONFINITE[0]) == []
+    (found,) = found_on_ranks(masked(b=True, net=True), NONFINITE[0])
+    assert (found.first.name_a, found.outside) == ("b", False)
+
+
+def test_data_that_are_not_finite_are_no_mask():
+    (found,) = found_on_ranks(masked(a=True, b=True, net=True), NONFINITE[0])
+    assert (found.first.name_a, found.outside) == ("net", True)
 
 
 def joined(rows_of_ranks: list[Row], merged: Merged | None = None) -> Origin:
