@@ -29,21 +29,25 @@ CONFIG = """{
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 
 
-def dumped(folder: Path, case: str) -> Path:
-    """The tree of one run of the job on two ranks."""
-    config, tree = folder / "data_dump.json", folder / case
-    config.write_text(CONFIG)
-    run = [sys.executable, "-m", "rankdump.cli", "run", "--config", str(config)]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    job = [*torchrun, "--nproc-per-node", "2", str(JOB), case]
+def torchrun(*arguments: str | Path, before: tuple[str | Path, ...] = ()) -> None:
+    """Run the job on two ranks, under another command if there is one."""
+    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
-        [*run, "--output", str(tree), "--", *job],
+        [*map(str, before), *run, str(JOB), *map(str, arguments)],
         capture_output=True,
         text=True,
         env={**os.environ, "TMPDIR": "/tmp", "OMP_NUM_THREADS": "1"},
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+def dumped(folder: Path, case: str) -> Path:
+    """The tree of one version, module by module."""
+    config, tree = folder / "data_dump.json", folder / case
+    config.write_text(CONFIG)
+    run = (sys.executable, "-m", "rankdump.cli", "run", "--config", config, "--output", tree, "--")
+    torchrun(case, before=run)
     return tree
 
 
@@ -132,3 +136,34 @@ def test_ranks_have_other_data(plain):
     (origin,) = report.origins
     assert origin.suspects[0].op_type == "Encoder"
     assert "outside what was dumped" in origin.suspects[0].reason
+
+
+@pytest.fixture(scope="module")
+def apis(folder) -> Path:
+    """A folder with a dump of each version, call by call of torch's API."""
+    torchrun("all", folder / "apis")
+    return folder / "apis"
+
+
+def test_calls_of_the_api_lead_to_the_disturbed_layer_as_well(apis):
+    report = rankdump.compare(apis / "plain", apis / "disturbed")
+    (origin,) = report.origins
+    (suspect,) = origin.suspects
+    assert (origin.certain, suspect.op_type, suspect.iteration) == (True, "NN_Linear", 0)
+    assert "it is the layer blocks_2_wide_2" in suspect.reason
+    assert suspect.source[-1].line == line_of("self.spoiler(self.wide(rows))")
+    assert [o.suspects[0].name_a for o in report.rank_origins] == [suspect.name_a] * 2
+
+
+def test_a_call_of_one_version_alone_does_not_shift_the_others(apis):
+    """On rank 1, in the second step, `where` stands in the place of a product."""
+    report = rankdump.compare(apis / "plain", apis / "nan")
+    alone = {row.op_type for row in report.rows if not row.rule}
+    assert alone == {"Tensor___mul__", "Torch_where"}
+    agreeing = [row for row in report.rows if row.rule and (row.rank, row.iteration) != (1, 1)]
+    assert agreeing
+    assert all(row.outcome.verdict.agrees for row in agreeing)
+    (origin,) = of_kind(report.origins, "nonfinite")
+    (suspect,) = origin.suspects
+    assert (suspect.rank, suspect.iteration, suspect.op_type) == (1, 1, "Torch_where")
+    assert suspect.source[-1].line == line_of("torch.where(")

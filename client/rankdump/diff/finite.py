@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from rankdump.contract.errors import DamagedError, UnsupportedError
-from rankdump.diff.origin import Found, found_on_ranks
+from rankdump.diff.origin import found_on_ranks
 from rankdump.diff.origin_rows import NONFINITE, Question, bad, tensor_of
 from rankdump.diff.values import Row, Tensor
 from rankdump.reader import load, statistics
@@ -31,65 +31,51 @@ def looked_into(rows: Sequence[Row]) -> list[Row]:
 
 
 def _decide(rows: list[Row], question: Question) -> None:
-    places = {id(row): at for at, row in enumerate(rows)}
-    alike: defaultdict[str, list[int]] = defaultdict(list)
-    for at, row in enumerate(rows):
-        tensor = tensor_of(row, question)
-        if tensor is not None and tensor.digest:
-            alike[tensor.digest].append(at)
+    alike = _Alike(rows, question)
     for at, row in enumerate(rows):
         if bad(row, question):
-            _spread(rows, at, alike, question, finite=False)
-            places[id(rows[at])] = at
+            alike.say(at, finite=False)
     for _ in range(_ROUNDS):
         places = {id(row): at for at, row in enumerate(rows)}
-        if not _round(rows, found_on_ranks(rows, question), places, alike, question):
+        asked = [row for found in found_on_ranks(rows, question) for row in found.unknown]
+        answers = [(places[id(row)], _finite(tensor_of(row, question))) for row in asked]
+        known = [(at, finite) for at, finite in answers if finite is not None]
+        for at, finite in known:
+            alike.say(at, finite=finite)
+        if not known:
             return
 
 
-def _round(
-    rows: list[Row],
-    found: Sequence[Found],
-    places: dict[int, int],
-    alike: defaultdict[str, list[int]],
-    question: Question,
-) -> bool:
-    """Read what the answers depend on; return whether anything new is known."""
-    learned = False
-    for row in (row for each in found for row in each.unknown):
-        tensor = tensor_of(row, question)
-        finite = _finite(tensor) if tensor is not None else None
-        if finite is not None:
-            learned = True
-            _spread(rows, places[id(row)], alike, question, finite=finite)
-    return learned
+class _Alike:
+    """Rows whose tensors have the same bytes on the side that is asked about."""
+
+    def __init__(self, rows: list[Row], question: Question) -> None:
+        self._rows, self._question = rows, question
+        self._places: defaultdict[str, list[int]] = defaultdict(list)
+        for at in range(len(rows)):
+            self._places[self._digest(at)].append(at)
+
+    def say(self, at: int, *, finite: bool) -> None:
+        """Say it of a tensor, and of all that are as it is and of which nothing is known."""
+        digest = self._digest(at)
+        for each in self._places[digest] if digest else [at]:
+            row = self._rows[each]
+            if bad(row, self._question) is None:
+                outcome = row.outcome
+                if self._question.side == "b":
+                    outcome = replace(outcome, nonfinite_b=not finite)
+                else:
+                    outcome = replace(outcome, nonfinite_a=not finite)
+                self._rows[each] = replace(row, outcome=outcome)
+
+    def _digest(self, at: int) -> str:
+        tensor = tensor_of(self._rows[at], self._question)
+        return tensor.digest if tensor is not None else ""
 
 
-def _spread(
-    rows: list[Row],
-    at: int,
-    alike: defaultdict[str, list[int]],
-    question: Question,
-    *,
-    finite: bool,
-) -> None:
-    """Say it of a tensor and of all that have the same bytes."""
-    tensor = tensor_of(rows[at], question)
-    digest = tensor.digest if tensor is not None else ""
-    for each in alike[digest] if digest else [at]:
-        row = rows[each]
-        if bad(row, question) is None:
-            outcome = row.outcome
-            if question.side == "b":
-                outcome = replace(outcome, nonfinite_b=not finite)
-            else:
-                outcome = replace(outcome, nonfinite_a=not finite)
-            rows[each] = replace(row, outcome=outcome)
-
-
-def _finite(tensor: Tensor) -> bool | None:
+def _finite(tensor: Tensor | None) -> bool | None:
     """Return whether all elements are; None when that cannot be told."""
-    if tensor.entry is None:
+    if tensor is None or tensor.entry is None:
         return None
     try:
         figures = statistics(load(tensor.entry))

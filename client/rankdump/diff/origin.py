@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import TypeAlias
 
@@ -21,6 +21,8 @@ from rankdump.diff.origin_rows import Question, bad, seen, tensor_of
 from rankdump.diff.values import CONSTANTS, Row
 
 _Place: TypeAlias = "tuple[int, int]"
+_MOST_ASKED = 2
+"""Most calls that are looked into to tell a mask from data that are not finite."""
 _MOST_ALONE = 8
 """Most calls of one side alone that are named."""
 
@@ -81,7 +83,44 @@ def found_on_ranks(rows: Iterable[Row], question: Question) -> list[Found]:
 
 
 def found_in(steps: Sequence[Step], question: Question) -> Found | None:
-    """Return where it starts in one program; None when nothing is bad."""
+    """Return where it starts in one program; None when nothing is bad.
+
+    An infinite mask that comes from outside is passed over when a call that read it wrote nothing
+    but finite numbers.
+    """
+    found = _search(steps, question)
+    while found is not None and found.outside and question.kind == "nonfinite":
+        mask = next(row for row in found.steps[0].on(Side.INPUT) if bad(row, question))
+        tensor = tensor_of(mask, question)
+        digest = tensor.digest if tensor is not None else ""
+        readers = _readers(steps, digest, question) if digest else []
+        if not any(_finite(step, question) for step in readers):
+            outputs = (row for step in readers[:_MOST_ASKED] for row in step.on(Side.OUTPUT))
+            unknown = tuple(row for row in outputs if bad(row, question) is None)
+            return replace(found, unknown=unknown)
+        question = replace(question, harmless=question.harmless | {digest})
+        found = _search(steps, question)
+    return found
+
+
+def _readers(steps: Sequence[Step], digest: str, question: Question) -> list[Step]:
+    """Return the calls that read a tensor, those that ended first in front."""
+    found = [
+        step
+        for step in steps
+        if step.on(Side.OUTPUT)
+        and any(
+            t and t.digest == digest for t in (tensor_of(r, question) for r in step.on(Side.INPUT))
+        )
+    ]
+    return sorted(found, key=lambda step: max(seen(row, question) for row in step.rows))
+
+
+def _finite(step: Step, question: Question) -> bool:
+    return all(bad(row, question) is False for row in step.on(Side.OUTPUT))
+
+
+def _search(steps: Sequence[Step], question: Question) -> Found | None:
     wrong = [
         (seen(row, question), step, row)
         for step in steps
@@ -93,7 +132,7 @@ def found_in(steps: Sequence[Step], question: Question) -> Found | None:
     when, step, row = min(wrong, key=lambda each: each[0])
     maker = _maker([step for _, step, _ in wrong], when, question)
     if _side(row) is Side.INPUT or maker is None:
-        alone = _alone_before(steps, step)
+        alone = _alone_before(steps, step, row)
         if alone:
             return _alone(alone, row, question)
     if maker is None:
@@ -130,10 +169,22 @@ def _maker(wrong: Iterable[Step], when: int, question: Question) -> Step | None:
     return best[1] if best is not None else None
 
 
-def _alone_before(steps: Sequence[Step], step: Step) -> list[Step]:
-    """Return the calls of one side alone that stand right before a call, the last first."""
-    before = reversed(steps[: steps.index(step)])
-    return list(takewhile(lambda each: not each.row.rule, before))
+def _alone_before(steps: Sequence[Step], step: Step, row: Row) -> list[Step]:
+    """Return the calls of one side alone that stand nearest before a call, the last first.
+
+    Where calls that agree stand between, one of them must have made a tensor of that shape.
+    """
+    before = steps[: steps.index(step)][::-1]
+    agreeing = list(takewhile(lambda each: each.row.rule, before))
+    alone = list(takewhile(lambda each: not each.row.rule, before[len(agreeing) :]))
+    return alone if not agreeing or any(_fits(each, row) for each in alone) else []
+
+
+def _fits(alone: Step, row: Row) -> bool:
+    """Return whether a call of one side alone made what might be that side's input."""
+    wanted = row.pair.a if alone.row.name_a else row.pair.b
+    made = [each.pair.a or each.pair.b for each in alone.on(Side.OUTPUT)]
+    return wanted is not None and any(each and each.shape == wanted.shape for each in made)
 
 
 def _alone(alone: list[Step], row: Row, question: Question) -> Found:
@@ -163,6 +214,7 @@ def _made(steps: Sequence[Step], maker: Step, step: Step, question: Question) ->
     inputs = maker.on(Side.INPUT)
     unknown = tuple(row for row in inputs if bad(row, question) is None)
     reason = words.made(maker.rows, step.row if step is not maker else None, question)
+    reason += words.in_layer(maker.row, steps[steps.index(maker) - 1].row)
     why = ""
     if unknown:
         why = words.unknown_inputs(unknown, question)

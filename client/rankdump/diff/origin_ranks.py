@@ -18,7 +18,7 @@ from rankdump.diff.origin import Found
 from rankdump.diff.values import Origin, Row, Suspect
 
 _COLLECTIVE = re.compile(
-    r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|broadcast|receive|(?<![a-z])recv",
+    r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|broadcast(?!_?to|_?tensors)|receive|recv",
     re.IGNORECASE,
 )
 _AT_THE_END = 1 << 62

@@ -36,17 +36,14 @@ def programs_of(dump: Dump, problems: list[str] | None = None) -> list[Program]:
     is compared without figures when it has files; `problems` then says so, and without that list
     DamagedError is raised.
     """
-    found: defaultdict[_Place, list[_Named]] = defaultdict(list)
-    figures = _figures(dump, problems)
-    numbers: dict[_Place, dict[_Where, Figures]] = {}
-    for row in figures:
-        numbers.setdefault(_place(row.key), {})[_where(row.key)] = row
+    entries: defaultdict[_Place, list[Entry]] = defaultdict(list)
+    rows: defaultdict[_Place, dict[_Where, Figures]] = defaultdict(dict)
+    for row in _figures(dump, problems):
+        rows[_place(row.key)][_where(row.key)] = row
     for entry in dump.tensors():
-        found[_place(entry.key)].append(entry)
-    return [
-        _program(place, found.get(place, []), numbers.get(place, {}))
-        for place in sorted({*found, *numbers})
-    ]
+        entries[_place(entry.key)].append(entry)
+    places = sorted({*entries, *rows})
+    return [_program(place, entries[place], rows[place]) for place in places]
 
 
 def _figures(dump: Dump, problems: list[str] | None) -> list[Figures]:
@@ -78,9 +75,7 @@ class _Open:
     recomputed: bool = False
 
 
-def _program(
-    place: _Place, entries: list[Entry] | list[_Named], rows: dict[_Where, Figures]
-) -> Program:
+def _program(place: _Place, entries: list[Entry], rows: dict[_Where, Figures]) -> Program:
     left = dict(rows)
     named: list[tuple[_Named, Figures | None]] = [
         (entry, left.pop(_where(entry.key), None)) for entry in entries

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from os import PathLike, fspath
-from typing import TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 from rankdump import reader
 from rankdump.contract.errors import ConfigError, DamagedError
@@ -22,7 +21,8 @@ from rankdump.diff.suspects import Sides, origins
 from rankdump.diff.values import Program, Report, Row, Settings, Tolerances
 from rankdump.reader import Dump, Filters
 
-_Number = TypeVar("_Number", int, "int | str")
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 Source: TypeAlias = "str | PathLike[str] | Dump"
 
@@ -40,16 +40,10 @@ def compare(
     a: Source,
     b: Source,
     *,
-    rank: int | None = None,
     rank_a: int | None = None,
     rank_b: int | None = None,
-    iteration: int | str | None = None,
     iteration_a: int | None = None,
     iteration_b: int | None = None,
-    graph: int | None = None,
-    operator: str | re.Pattern[str] | None = None,
-    op_type: str | None = None,
-    side: str | None = None,
     rtol: float = 1e-4,
     atol: float = 1e-4,
     equal_nan: bool = False,
@@ -59,13 +53,15 @@ def compare(
     processes: int | None = None,
     dask: str = "",
     progress: Callable[[int, int], None] | None = None,
+    **filters: Unpack[Filters],
 ) -> Report:
     """Compare two dumps: call by call, tensor by tensor, and say where they part.
 
     `a` and `b` are trees of any layout, or what `where` left of one; `b` is the reference. With
     `rank_a` and `rank_b`, or `iteration_a` and `iteration_b`, two ranks or iterations are compared,
-    also of one tree; `rank`, `iteration`, `graph`, `operator`, `op_type` and `side` choose on both
-    sides, as `Dump.where` does. Two elements are close when `abs(a - b) <= atol + rtol * abs(b)`.
+    also of one tree; filters are those of `Dump.where` (`rank`, `graph`, `iteration`, `operator`,
+    `op_type`, `side`) and choose on both sides. Two elements are close when
+    `abs(a - b) <= atol + rtol * abs(b)`; NaN is like NaN with `equal_nan` alone.
 
     `match` names the rules that pair calls, in their order, and `mapping` a file of names (lines
     `name_a,name_b`, or a JSON object) or such names themselves; it is asked first. `processes`
@@ -78,18 +74,9 @@ def compare(
     started = time.monotonic()
     settings = _settings(Tolerances(rtol, atol, equal_nan), match, mapping, msaccucmp)
     notes: list[str] = []
-    common: Filters = {}
-    if graph is not None:
-        common["graph"] = graph
-    if operator is not None:
-        common["operator"] = operator
-    if op_type is not None:
-        common["op_type"] = op_type
-    if side is not None:
-        common["side"] = side
     opened: dict[str, Dump] = {}
     sides = [
-        _side(_dump(source, opened), common, _own(rank, own_rank), _own(iteration, own_step), notes)
+        _side(_dump(source, opened), filters, own_rank, own_step, notes)
         for source, own_rank, own_step in ((a, rank_a, iteration_a), (b, rank_b, iteration_b))
     ]
     rows, ranks = _rows(sides[0], sides[1], settings, notes, processes, dask, progress)
@@ -124,10 +111,6 @@ def _settings(
     return Settings(tolerances, rules, names, msaccucmp)
 
 
-def _own(common: _Number | None, own: _Number | None) -> _Number | None:
-    return common if own is None else own
-
-
 def _dump(source: Source, opened: dict[str, Dump]) -> Dump:
     """Return the dump that is meant; a path that comes twice is walked once."""
     if isinstance(source, Dump):
@@ -139,16 +122,13 @@ def _dump(source: Source, opened: dict[str, Dump]) -> Dump:
 
 
 def _side(
-    dump: Dump, common: Filters, rank: int | None, iteration: int | str | None, notes: list[str]
+    dump: Dump, common: Filters, rank: int | None, iteration: int | None, notes: list[str]
 ) -> _Side:
-    filters: Filters = {**common}
-    label = str(dump.root)
-    if rank is not None:
-        filters["rank"] = rank
-        label += f" rank {rank}"
-    if iteration is not None:
-        filters["iteration"] = iteration
-        label += f" iteration {iteration}"
+    given = {name: value for name, value in common.items() if value is not None}
+    own = {"rank": rank, "iteration": iteration}
+    given.update((name, value) for name, value in own.items() if value is not None)
+    label = str(dump.root) + "".join(f" {name} {given[name]}" for name in own if name in given)
+    filters = cast("Filters", given)
     left = dump.where(**filters) if filters else dump
     notes.extend(dump.problems)
     programs = programs_of(left, notes)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from suites.diff_programs import rows
 
 from rankdump.diff.origin import Found, found_on_ranks
 from rankdump.diff.origin_ranks import Meeting, Merged, origin_of, sender, whole
 from rankdump.diff.origin_rows import DIFFERENCE, NONFINITE, Question
 from rankdump.diff.origin_weights import weights
-from rankdump.diff.values import CONSTANTS, Origin, Row, Suspect
+from rankdump.diff.values import CONSTANTS, Origin, Row, Suspect, TensorPair
 
 
 def found_of(text: str, question: Question = DIFFERENCE, **more) -> Found:
@@ -71,6 +73,11 @@ def test_a_call_that_was_replaced_is_ambiguous():
     assert (names, certain) == (["gelu", "relu"], False)
 
 
+def test_calls_that_agree_may_stand_between():
+    """The weight is transposed between the extra call and the product that shows it."""
+    assert start("a<= a>= +extra<- +extra>- t<= t>= b<! b>!") == (["extra"], True)
+
+
 def test_a_call_of_one_side_that_changed_nothing_is_none():
     assert start("a<= a>= +extra<- +extra>- b<= b>= c<= c>!") == (["c"], True)
 
@@ -119,6 +126,38 @@ def test_nonfinite_inputs_from_outside():
     found = found_of("a<= a>=", NONFINITE[0], nonfinite={"a<": True, "a>": True})
     assert found.outside
     assert found.reasons[0].startswith("its inputs are not finite already")
+
+
+MASKED = "net<= net<= a<= a<= a>= b<= b<= b>= net>="
+
+
+def masked(**nonfinite: bool) -> list[Row]:
+    """The second input of each call is one mask, which is infinite where nobody may look."""
+    found: list[Row] = []
+    for row in rows(MASKED):
+        tensor = row.pair.a
+        assert tensor is not None
+        digest, bad = tensor.digest, nonfinite.get(row.name_a, False)
+        if tensor.place == "input.1":
+            digest, bad = "mask", True
+        elif tensor.place == "input.0":
+            bad = row.name_a == "b" and nonfinite.get("a", False)
+        tensor = replace(tensor, digest=digest)
+        outcome = replace(row.outcome, nonfinite_a=bad)
+        found.append(replace(row, pair=TensorPair(tensor, tensor), outcome=outcome))
+    return found
+
+
+def test_a_mask_is_no_origin():
+    """Law: infinity that comes in and does nothing does not hide who made a NaN later."""
+    assert found_on_ranks(masked(), NONFINITE[0]) == []
+    (found,) = found_on_ranks(masked(b=True, net=True), NONFINITE[0])
+    assert (found.first.name_a, found.outside) == ("b", False)
+
+
+def test_data_that_are_not_finite_are_no_mask():
+    (found,) = found_on_ranks(masked(a=True, b=True, net=True), NONFINITE[0])
+    assert (found.first.name_a, found.outside) == ("net", True)
 
 
 def joined(rows_of_ranks: list[Row], merged: Merged | None = None) -> Origin:
@@ -206,6 +245,11 @@ def test_a_weight_that_differs_is_named():
     assert "after the step" in weights(found, [*before, *mine])
     used = rows("fc.weight>!", types=types, iteration=0)
     assert weights(found, [*used, *mine]) == "; its parameter fc.weight differs too"
+
+
+def test_a_call_of_an_api_is_told_by_its_layer():
+    text = "LAYER_fc1_forward<= NN_Linear_0_forward<= NN_Linear_0_forward>!"
+    assert found_of(text).reasons[0].endswith("; it is the layer fc1")
 
 
 def test_an_origin_of_one_rank_keeps_its_candidates():

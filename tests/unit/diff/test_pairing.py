@@ -158,6 +158,7 @@ def test_families_of_types():
     assert family_name("NN_Linear") == family_name("Dense") == "linear"
     assert family_name("Functional_relu") == family_name("ReLU") == "relu"
     assert family_name("Torch_matmul") == family_name("BatchMatMul")
+    assert family_name("LAYER_relu") != family_name("NN_ReLU")
 
 
 def test_scopes_are_paths_of_modules():

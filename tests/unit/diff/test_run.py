@@ -118,6 +118,21 @@ def test_nonfinite_values_that_both_have_are_followed_back(tmp_path):
     }
 
 
+def test_a_mask_that_both_have_does_not_hide_a_nan(tmp_path):
+    """The mask has one digest everywhere, so nobody knew that it is infinite."""
+    mask = np.full((2, 3), -np.inf, np.float32)
+    trees = [TreeBuilder(tmp_path / name) for name in "ab"]
+    for tree, end in zip(trees, (1.0, np.nan), strict=True):
+        for name, result in ((CONV, START), (ACT, START * np.float32(end))):
+            tree.tensor(0, 0, name, START, side=Side.INPUT)
+            tree.tensor(0, 0, name, mask, side=Side.INPUT, slot=1)
+            tree.tensor(0, 0, name, result)
+        tree.complete(0, 0)
+    report = rankdump.compare(*(tree.root for tree in trees))
+    (origin,) = [origin for origin in report.origins if origin.kind == "nonfinite"]
+    assert (origin.side, origin.certain, origin.suspects[0].name_b) == ("b", True, ACT)
+
+
 def test_two_iterations_and_two_ranks_of_one_tree(one):
     report = rankdump.compare(one, one, rank=0, iteration_a=0, iteration_b=1)
     assert (report.a, report.b) == (f"{one} rank 0 iteration 0", f"{one} rank 0 iteration 1")

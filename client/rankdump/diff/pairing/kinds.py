@@ -16,7 +16,6 @@ Shapes: TypeAlias = "tuple[tuple[tuple[int, ...] | None, ...], ...]"
 
 _SYNONYMS = {
     "dense": "linear",
-    "biasadd": "linear",
     "addmm": "linear",
     "conv1d": "conv",
     "conv2d": "conv",
@@ -65,7 +64,7 @@ _SYNONYMS = {
     "nllloss": "nll",
 }
 """Names of other frameworks, and of other releases, for one computation."""
-_PREFIX = re.compile(rf"(?:{'|'.join(KINDS)}|Mint|Ops)_")
+_PREFIX = re.compile(rf"(?:{'|'.join(kind for kind in KINDS if kind != LAYER)}|Mint|Ops)_")
 _NUMBER = re.compile(r"(?:-op[0-9]+(?:_[0-9]+)?|_[0-9]+)$")
 _COMPONENT = re.compile(r"[^/.]+")
 
