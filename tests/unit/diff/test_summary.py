@@ -103,16 +103,16 @@ def test_numbers_as_people_read_them():
     shares = (1.0, 0.999999, 0.5, 1e-9, 0.0, math.nan)
     assert [wording.percent(x) for x in shares] == [
         "100.00%",
-        "99.99%",
+        ">99.99%",
         "50.00%",
-        "0.01%",
+        "<0.01%",
         "0.00%",
         "-",
     ]
     assert [wording.likeness(x) for x in (1.0, 1 - 1e-15, 1 - 1e-7, 0.5, -1.0)] == [
         "1",
         "1",
-        "0.9999",
+        ">0.9999",
         "0.5",
         "-1",
     ]

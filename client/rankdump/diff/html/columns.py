@@ -17,6 +17,8 @@ Spelling: TypeAlias = "Callable[[str], str]"
 """How a name is shortened for people."""
 
 NO_NUMBER = "no number"
+_ASIDE = 0.6
+"""Width that the points of all ranks take at a position."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,20 @@ class Scale:
         if not math.isfinite(error):
             return self.unknown
         return math.log10(error) if error > 0 else self.zero
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """The horizontal axis: iterations one after another, in each the positions of calls."""
+
+    begins: Mapping[int, int]
+    """Where each iteration begins."""
+    aside: Mapping[int, float]
+    """How far the points of each rank stand aside, so that none hides another's."""
+
+    def at(self, row: Row) -> float:
+        """Return where a pair of calls stands."""
+        return self.begins[row.iteration] + row.position + self.aside[row.rank]
 
 
 def scale_of(errors: Sequence[float]) -> Scale:
@@ -99,13 +115,11 @@ def operator_columns(operators: Sequence[Operator], spelt: Spelling) -> Columns:
     }
 
 
-def point_columns(
-    operators: Sequence[Operator], scale: Scale, begins: Mapping[int, int]
-) -> Columns:
+def point_columns(operators: Sequence[Operator], scale: Scale, axis: Axis) -> Columns:
     """Return one point per pair of calls: where it stands, and what is said of it."""
     worst = [each.worst for each in operators]
     return {
-        "x": [begins[row.iteration] + row.position for row in worst],
+        "x": list(map(axis.at, worst)),
         "y": [scale.at(each.max_absolute) for each in operators],
         "rank": [row.rank for row in worst],
         "when": [wording.iterations([row.iteration]) for row in worst],
@@ -119,8 +133,8 @@ def point_columns(
     }
 
 
-def begins_of(operators: Sequence[Operator]) -> dict[int, int]:
-    """Return where each iteration begins on the horizontal axis: they stand one after another."""
+def axis_of(operators: Sequence[Operator]) -> Axis:
+    """Return the horizontal axis on which all pairs of calls have room."""
     lengths: dict[int, int] = {}
     for row in (each.worst for each in operators):
         lengths[row.iteration] = max(lengths.get(row.iteration, 0), row.position + 1)
@@ -128,7 +142,9 @@ def begins_of(operators: Sequence[Operator]) -> dict[int, int]:
     for iteration in sorted(lengths):
         begins[iteration] = at
         at += lengths[iteration]
-    return begins
+    ranks = sorted({each.worst.rank for each in operators})
+    step = _ASIDE / len(ranks) if ranks else 0.0
+    return Axis(begins, {rank: at * step for at, rank in enumerate(ranks)})
 
 
 _MEASURES = {

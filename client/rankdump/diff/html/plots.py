@@ -11,7 +11,7 @@ from bokeh.models import BoxAnnotation, DataRange1d, HoverTool, LayoutDOM, Range
 from bokeh.plotting import figure
 from bokeh.transform import factor_mark
 
-from rankdump.diff.html.columns import Scale, begins_of, point_columns, scale_of
+from rankdump.diff.html.columns import Scale, axis_of, point_columns, scale_of
 from rankdump.diff.html.palette import COLOURS, MARKS, RANKS
 from rankdump.diff.html.tables import source_of
 from rankdump.diff.summary import SEVERITY, CallKey, Operator, call_key, severity
@@ -34,13 +34,13 @@ _HOVER = [
 def by_operator(operators: Sequence[Operator], suspects: set[CallKey], name: str) -> LayoutDOM:
     """Return the chart of the largest error of each pair of calls, a colour for each rank."""
     scale = scale_of([each.max_absolute for each in operators])
-    begins = begins_of(operators)
+    axis = axis_of(operators)
     chart = _figure(name, _HEIGHT, scale)
-    _backdrop(chart, scale, list(begins.values())[1:])
+    _backdrop(chart, scale, list(axis.begins.values())[1:])
     # What is drawn last lies on top, and what is drawn first stands for all in the legend.
     ranked = sorted(operators, key=lambda each: (each.worst.rank, -severity(each.worst)))
     for rank, group in groupby(ranked, key=lambda each: each.worst.rank):
-        columns = point_columns(list(group), scale, begins)
+        columns = point_columns(list(group), scale, axis)
         points = chart.scatter(
             "x",
             "y",
@@ -52,7 +52,7 @@ def by_operator(operators: Sequence[Operator], suspects: set[CallKey], name: str
             legend_label=f"rank {rank}",
         )
         chart.add_tools(HoverTool(renderers=[points], tooltips=_HOVER))
-    blamed = point_columns([o for o in operators if call_key(o.worst) in suspects], scale, begins)
+    blamed = point_columns([o for o in operators if call_key(o.worst) in suspects], scale, axis)
     ring = source_of(blamed)
     chart.scatter(
         "x", "y", source=ring, size=22, fill_color=None, line_color="#c1121f", line_width=2.5

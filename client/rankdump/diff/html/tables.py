@@ -96,7 +96,7 @@ def _formatter(title: str, values: Cells) -> CellFormatter:
     if title in _WHOLE:
         return NumberFormatter(format="0", nan_format="-", text_align="right")
     if title in _SHARES:
-        return ScientificFormatter(precision=4, nan_format="-", text_align="right")
+        return ScientificFormatter(precision=8, nan_format="-", text_align="right")
     if _is_real(values):
         return ScientificFormatter(
             precision=3, power_limit_low=-2, nan_format="-", text_align="right"
