@@ -92,7 +92,7 @@ def elements(dtype: str):
     if kind.kind == "f":
         odd = [math.nan, math.inf, -math.inf, 0.0, -0.0, max(float(np.finfo(kind).tiny), 1e-140)]
         most = min(float(np.finfo(kind).max), 1e140)
-        usual = st.floats(-8, 8, width=16) | st.floats(-most, most, width=kind.itemsize * 8)
+        usual = st.floats(-8, 8, width=16) | st.floats(-most, most)
         small = usual.filter(lambda value: value == 0 or abs(value) > 1e-140)
         return (small | st.sampled_from(odd)).map(kind.type)
     if kind.kind == "c":

@@ -121,12 +121,11 @@ class Kernel:
 
     def _add_relative(self, d: Floats, size: Floats, free: Floats) -> None:
         """Add relative differences where there is a reference; what the buffers held is lost."""
-        referred = d.size
+        referred, total = d.size, math.inf
         if not self._zeros:
             np.divide(d, size, out=free)
             total = float(np.add.reduce(free))
-            self._zeros = not math.isfinite(total)
-        if self._zeros:
+        if not math.isfinite(total):
             marks = np.not_equal(size, 0, out=self._room.marks[: d.size])
             referred = int(np.count_nonzero(marks))
             self._zeros = referred < d.size

@@ -1,0 +1,80 @@
+"""A Dask cluster gives what this machine gives."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from distributed import LocalCluster
+from suites.pairs_of_tensors import pair
+
+from rankdump.contract.errors import ConfigError, UnavailableError
+from rankdump.diff import groups
+from rankdump.diff.dask import _NEEDS, _explained
+from rankdump.diff.pool import outcomes
+from rankdump.diff.values import Outcome, Settings, TensorPair, Verdict
+
+SETTINGS = Settings(msaccucmp=True)
+
+
+@pytest.fixture
+def pairs(tmp_path):
+    numbers = np.random.default_rng(0)
+    found = []
+    for number in range(20):
+        a = numbers.standard_normal((number, 5)).astype(np.float32)
+        found.append(pair(tmp_path, f"{number}", a, a if number % 3 else a * np.float32(1.1)))
+    found[7].b.entry.path.write_bytes(b"damaged")
+    found[11] = TensorPair(found[11].a, None)
+    return found
+
+
+def test_two_workers(pairs, tmp_path, monkeypatch):
+    """The same list as from one process, also when this one stands in another folder."""
+    monkeypatch.setattr(groups, "_PAIRS", 3)
+    here = outcomes(pairs, SETTINGS, processes=1)
+    monkeypatch.chdir("/")
+    told = []
+    with LocalCluster(
+        n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address=":0"
+    ) as cluster:
+        monkeypatch.chdir(tmp_path)
+        found = outcomes(
+            [TensorPair(_from_here(each.a), _from_here(each.b)) for each in pairs],
+            SETTINGS,
+            dask=cluster.scheduler_address,
+            progress=lambda *done: told.append(done),
+        )
+    assert list(map(repr, found)) == list(map(repr, here))
+    assert told[-1] == (20, 20)
+
+
+def _from_here(tensor):
+    if tensor is None:
+        return None
+    root = tensor.entry.root
+    return replace(tensor, entry=replace(tensor.entry, root=root.relative_to(root.parent)))
+
+
+def test_nobody_answers(pairs, monkeypatch):
+    monkeypatch.setattr("rankdump.diff.dask._PATIENCE_S", 0.2)
+    with pytest.raises(UnavailableError, match="no Dask scheduler answers at tcp://127.0.0.1:1"):
+        outcomes(pairs, SETTINGS, dask="tcp://127.0.0.1:1")
+
+
+def test_without_the_library(pairs, monkeypatch):
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    with pytest.raises(ConfigError, match=r"pip install 'rankdump\[dask\]'"):
+        outcomes(pairs, SETTINGS, dask="tcp://127.0.0.1:1")
+
+
+def test_a_worker_without_the_trees(pairs):
+    """A file that is here and not there is no damage of the tree."""
+    missing = Outcome(Verdict.UNREADABLE, ("x: cannot be read: No such file or directory",))
+    assert _explained(missing, pairs[0]).findings[-1] == _NEEDS
+    pairs[0].a.entry.path.unlink()
+    assert _explained(missing, pairs[0]) == missing
+    damaged = Outcome(Verdict.UNREADABLE, ("x: not an npy file",))
+    assert _explained(damaged, pairs[1]) == damaged
