@@ -112,15 +112,13 @@ def accused(report: Report) -> set[CallKey]:
 def excerpt(report: Report, limit: int | None, *, everything: bool = False) -> list[Row]:
     """Return the rows to look at first: suspects whole, and what does not agree, in order.
 
-    Of more than the limit, a stretch that has the first suspect in its first half.
+    Of more than the limit, a stretch that has the earliest suspect in its first half.
     """
     suspects = accused(report)
     kept = [row for row in report.rows if everything or call_key(row) in suspects or _matters(row)]
     if limit is None or len(kept) <= limit:
         return kept
-    first = next((origin.suspects[0] for origin in report.origins if origin.suspects), None)
-    meant = call_key(first) if first else None
-    at = next((at for at, row in enumerate(kept) if call_key(row) == meant), 0)
+    at = next((at for at, row in enumerate(kept) if call_key(row) in suspects), 0)
     begin = 0 if at < limit // 2 else min(at - limit // 4, len(kept) - limit)
     return kept[begin : begin + limit]
 
