@@ -120,7 +120,7 @@ def _settings(report: Report) -> str:
 def _cut(shown: int, total: int, noun: str) -> str:
     if shown == total:
         return ""
-    text = f"{shown:,} of {total:,} {noun} are shown: those that disagree before all others"
+    text = f"{shown:,} of {total:,} {noun} are shown, the first that disagree before all others"
     return f"<p class=cut>{text}. --json has every one.</p>"
 
 
