@@ -14,12 +14,23 @@ What was written is read back with `rankdump.open(path)`, and two dumps are comp
 import importlib
 from typing import TYPE_CHECKING
 
-from rankdump.session import Session, attach, dump_start, dump_stop, limit, set_dump
+from rankdump.session import Session, attach, dump_start, dump_stop, limit, set_dump, step
 
-__all__ = ["Session", "attach", "compare", "dump_start", "dump_stop", "limit", "open", "set_dump"]
+__all__ = [
+    "Session",
+    "attach",
+    "compare",
+    "dump_start",
+    "dump_stop",
+    "limit",
+    "open",
+    "set_dump",
+    "step",
+]
 
 if TYPE_CHECKING:
     from rankdump import acl as acl
+    from rankdump import migrator as migrator
     from rankdump import tf as tf
     from rankdump.diff import compare as compare
 
@@ -37,6 +48,6 @@ else:
             from rankdump import diff
 
             return diff.compare
-        if name in ("acl", "tf"):
+        if name in ("acl", "migrator", "tf"):
             return importlib.import_module(f"rankdump.{name}")
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from rankdump.contract.figure_rows import MAX_ROWS, FigureRows, TensorKind
 from rankdump.contract.plan import Precision
-from rankdump.contract.statistics import text_of, texts_of_many
+from rankdump.contract.statistics import countable, text_of, texts_of_many
 from rankdump.values import Deferred, TensorSource
 
 MAX_WAITING = 2048
@@ -45,13 +45,28 @@ class Row(NamedTuple):
 class Measure:
     """Computes the plan's figures where the tensor lies."""
 
-    def __init__(self, *, items: tuple[str, ...], on_device: bool, precision: Precision) -> None:
+    def __init__(
+        self,
+        *,
+        items: tuple[str, ...],
+        on_device: bool,
+        precision: Precision,
+        exact: bool = False,
+    ) -> None:
+        """With `exact`, numbers have all their digits."""
         self._items = items
         self._on_device = on_device
         self._precision: Precision = precision
+        self._exact = exact
+
+    def can(self, dtype: str) -> bool:
+        """Return whether a tensor of that element type has the plan's figures."""
+        return not self._items or countable(dtype)
 
     def take(self, source: TensorSource) -> Figures:
         """Return the figures of a tensor as it is now, or what they will be made of."""
+        if not self._items:
+            return ""
         if self._on_device:
             promised = source.figures(self._items, self._precision)
             if promised is not None:
@@ -61,7 +76,7 @@ class Measure:
         data = source.elements()
         if data is None:
             data = memoryview(source.copied())
-        return text_of(self._items, source.dtype, data)
+        return text_of(self._items, source.dtype, data, exact=self._exact)
 
     def texts(self, kinds: Sequence[TensorKind], taken: Sequence[Figures]) -> list[str | None]:
         """Return the texts of what was taken, all of a sort at once; None where that failed."""
@@ -82,7 +97,8 @@ class Measure:
 
     def _read(self, sort: str | type[Deferred], taken: list[Figures]) -> list[str]:
         if isinstance(sort, str):
-            return texts_of_many(self._items, sort, [e for e in taken if isinstance(e, bytes)])
+            small = [each for each in taken if isinstance(each, bytes)]
+            return texts_of_many(self._items, sort, small, exact=self._exact)
         promised = [each for each in taken if not isinstance(each, (str, bytes))]
         return [",".join(row) for row in promised[0].read(promised)]
 

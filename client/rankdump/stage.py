@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from rankdump.contract.exchange import RecordHead
+from rankdump.contract.exchange import CallStacks, RecordHead
 from rankdump.contract.figure_rows import FigureRows
 from rankdump.values import Placing, Staged, TensorSource
 
@@ -17,6 +17,9 @@ HEAD_BYTES = 512
 """About what a record takes without its elements: what is smaller is charged as much."""
 ROW_BYTES = 128
 """About what a row of figures takes: its text and its part of the frame."""
+
+CALL_BYTES = 256
+"""About what a call with its stack takes: stacks that repeat are said once."""
 
 
 class Budget:
@@ -90,10 +93,16 @@ class Stage:
         """Hold room for rows, until `release`; False when there stayed none."""
         return self._rows.acquire(len(rows) * ROW_BYTES, self._patience_s)
 
-    def release(self, item: Staged | FigureRows) -> None:
+    def admit_at_once(self, stacks: CallStacks) -> bool:
+        """Hold room for where calls came from, until `release`; False when there is none now."""
+        return self._rows.acquire(len(stacks.calls) * CALL_BYTES, lambda: 0.0)
+
+    def release(self, item: Staged | FigureRows | CallStacks) -> None:
         """Give the room of what has left back."""
         if isinstance(item, FigureRows):
             self._rows.release(len(item) * ROW_BYTES)
+        elif isinstance(item, CallStacks):
+            self._rows.release(len(item.calls) * CALL_BYTES)
         elif not item.on_its_way:
             self._records.release(_charge(item.head))
 

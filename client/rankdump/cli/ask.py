@@ -6,9 +6,8 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 
 import grpc
-from grpc_health.v1 import health_pb2
 
-from rankdump.contract.errors import RankdumpError, UnavailableError
+from rankdump.contract.errors import UnavailableError
 from rankdump.contract.findings import Finding
 from rankdump.contract.status import OrderEntry, StatusView
 from rankdump.contract.timeouts import TimeoutHint
@@ -81,21 +80,6 @@ def timeout_hints(
         stub = coordinator_pb2_grpc.CoordinatorServiceStub(channel)
         response = stub.Hints(request, timeout=timeout_s)
         return tuple(map(views.timeout_hint_from_wire, response.hints))
-
-
-def serving(address: str, *, timeout_s: float = 1.0) -> bool:
-    """Return whether the daemon's health service says that it serves."""
-    try:
-        with _channel(address, "daemon") as channel:
-            check = channel.unary_unary(
-                "/grpc.health.v1.Health/Check",
-                request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
-                response_deserializer=health_pb2.HealthCheckResponse.FromString,
-            )
-            response = check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
-            return response.status == health_pb2.HealthCheckResponse.SERVING
-    except RankdumpError:
-        return False
 
 
 @contextmanager

@@ -59,7 +59,8 @@ def _no_graph(tree: Tree, count: int) -> str:
         return no_tree(tree)
     if count:
         return f"{tree.root}: none of its {counted(count, 'graph')} has that rank and number"
-    return f"{tree.root}: no graph in it: expected rank_N/graphs/ms_output_trace_code_graph_M.ir"
+    expected = "rank_N/graphs/ms_output_trace_code_graph_M.ir or rankN/torch_api_dump_stack.json"
+    return f"{tree.root}: no graph in it: expected {expected}"
 
 
 def _show(origins: Sequence[Origin], search: Search, limit: int | None) -> None:

@@ -114,6 +114,8 @@ def no_tree(tree: Tree) -> str:
 
 def table_noun(tree: Tree) -> str:
     """Return what a table of the tree is called: its name where all have the same."""
+    if all(table.info for table in tree.tables):
+        return "info file"
     of_operators = any(table.operator is not None for table in tree.tables)
     return "table" if of_operators else "statistic.csv file"
 

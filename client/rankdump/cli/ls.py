@@ -116,7 +116,7 @@ def _row_as_json(row: Row) -> dict[str, object]:
         "op_name": entry.op_name,
         "side": key.side.value,
         "slot": key.slot,
-        "argument": record.argument if record else "",
+        "argument": record.argument if record else key.argument,
         "dtype": row.facts.dtype if row.facts else None,
         "shape": row.facts.shape if row.facts else None,
         "format": (row.facts.tensor_format if row.facts else "") or key.tensor_format,

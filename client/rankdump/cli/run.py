@@ -12,7 +12,7 @@ import click
 
 from rankdump import reader
 from rankdump.cli.ask import agent_status, drain
-from rankdump.cli.daemon import Daemon, embedded_daemon
+from rankdump.cli.daemon import Running, embedded_daemon
 from rankdump.cli.job import NOT_EXECUTABLE, NOT_FOUND, ending_orderly, run_job
 from rankdump.cli.job_view import finding_lines, urgent_lines
 from rankdump.cli.ranks import summary_table
@@ -43,20 +43,24 @@ def run(
 ) -> int:
     """Run a command and collect its tensors.
 
-    An embedded daemon lives as long as COMMAND, then says what it collected.
+    An embedded daemon lives as long as COMMAND, then says what it collected. Without a
+    configuration that is what COMMAND itself asks for, as with rankdump.migrator.
 
     The exit code is the command's own; what rankdump has to say goes to stderr.
     """
     environ = _with_config(os.environ, config=config, output=output)
-    plan, _ = dialect.load(Path(environ["RANKDUMP_CONFIG"]), environ)
-    say((f"rankdump: warning: {text}" for text in plan.warnings), err=True)
+    plan = None
+    if "RANKDUMP_CONFIG" in environ:
+        plan, _ = dialect.load(Path(environ["RANKDUMP_CONFIG"]), environ)
+        say((f"rankdump: warning: {text}" for text in plan.warnings), err=True)
     job_id = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{os.getpid()}"
     with ending_orderly(), embedded_daemon(keep_log=keep_daemon_log) as daemon:
         code = run_job(command, _armed(environ, daemon.address, job_id))
         view = _collected(daemon, plan)
         died = daemon.process.poll() is not None
     _summarise(view, plan, code, daemon_died=died)
-    say(_oddities(plan.output.root, job_id), err=True)
+    for root in _roots(plan, view):
+        say(_oddities(root, job_id), err=True)
     return code
 
 
@@ -66,9 +70,9 @@ def _with_config(
     """Return the environment with absolute paths: the job may run in another folder."""
     found = config or next((Path(environ[n]) for n in _CONFIG_NAMES if environ.get(n)), None)
     if found is None:
-        raise click.UsageError(
-            f"no configuration: give --config FILE, or set {' or '.join(_CONFIG_NAMES)}"
-        )
+        if output is not None:
+            raise click.UsageError("--output is the root of a configuration's tree: give --config")
+        return {name: text for name, text in environ.items() if name not in _CONFIG_NAMES}
     file = str(found.absolute())
     own = {"RANKDUMP_CONFIG": file, WARNED_VARIABLE: file}
     if output is not None:
@@ -83,7 +87,11 @@ def _armed(environ: Mapping[str, str], address: str, job_id: str) -> dict[str, s
     return {**started, **environ, **own}
 
 
-def _collected(daemon: Daemon, plan: DumpPlan) -> StatusView:
+def _roots(plan: DumpPlan | None, view: StatusView) -> tuple[str, ...]:
+    return view.roots if plan is None else (plan.output.root,)
+
+
+def _collected(daemon: Running, plan: DumpPlan | None) -> StatusView:
     """Return what the daemon knows once it has written everything; the tree's word if it died."""
     try:
         left = drain(daemon.address, timeout_s=_DRAIN_TIMEOUT_S)
@@ -91,17 +99,20 @@ def _collected(daemon: Daemon, plan: DumpPlan) -> StatusView:
             say([f"rankdump: {left} tensors are still under way"], err=True)
         return agent_status(daemon.address)
     except RankdumpError as error:
+        if plan is None:
+            say([f"rankdump: {error}"], err=True)
+            return StatusView()
         say([f"rankdump: {error}; what follows is read from the tree"], err=True)
         return reader.status(Path(plan.output.root))
 
 
-def _summarise(view: StatusView, plan: DumpPlan, code: int, *, daemon_died: bool) -> None:
-    say([f"rankdump: {plan.output.root}"], err=True)
+def _summarise(view: StatusView, plan: DumpPlan | None, code: int, *, daemon_died: bool) -> None:
+    say((f"rankdump: {root}" for root in _roots(plan, view)), err=True)
     if code in (NOT_FOUND, NOT_EXECUTABLE) and not view.sessions:
         return
     if not view.sessions and not view.iterations:
         cause = "nothing was complete when the daemon died"
-        likely = _likely_cause(code, enabled=plan.enabled)
+        likely = _likely_cause(code, plan)
         say([cause if daemon_died else f"no rank connected: {likely}"], err=True)
         return
     show_table(summary_table(view, width=table_width(err=True)), err=True)
@@ -125,8 +136,14 @@ def _oddities(root: str, job_id: str) -> list[str]:
     return lines
 
 
-def _likely_cause(code: int, *, enabled: bool) -> str:
-    if not enabled:
+def _likely_cause(code: int, plan: DumpPlan | None) -> str:
+    if plan is None:
+        names = " or ".join(_CONFIG_NAMES)
+        return (
+            f"no configuration (--config FILE, or {names}), and the command never called "
+            f"rankdump.migrator.api_dump_start"
+        )
+    if not plan.enabled:
         return "the configuration enables nothing"
     if code:
         return f"the command ended with code {code} before any rank called rankdump.attach"

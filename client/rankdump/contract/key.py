@@ -38,6 +38,8 @@ class TensorKey:
     """It never changes: written once for its graph, whatever the iteration."""
     element: str = ""
     """Element type as the file name spells it; empty where names do not say it."""
+    argument: str = ""
+    """Where in its call it stood, where names say that and not the slot; else empty."""
 
 
 def sanitised(name: str) -> str:

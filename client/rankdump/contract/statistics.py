@@ -2,7 +2,7 @@
 
 Every element counts as a float64. NaN and infinities take part: one NaN makes maximum, minimum,
 mean and norm NaN, and the signed counts hold the infinities (mindspore-dump.md 3.4, the meaning of
-2.5 and later). Numbers are written as C's `%g` writes them.
+2.5 and later). Numbers are written as C's `%g` writes them, or with all their digits.
 """
 
 from __future__ import annotations
@@ -57,27 +57,32 @@ _NUMBERS = frozenset(("max", "min", "avg", "l2norm"))
 """Items that are no whole numbers."""
 
 
-def figures(items: tuple[str, ...], dtype: str, data: memoryview) -> tuple[str, ...]:
+def figures(
+    items: tuple[str, ...], dtype: str, data: memoryview, *, exact: bool = False
+) -> tuple[str, ...]:
     """Return the text of each item for raw elements of that type, C order, little endian.
 
-    UnsupportedError for a type that has no figures: a complex one.
+    With `exact` numbers have all their digits. UnsupportedError for a type that has no figures: a
+    complex one.
     """
-    return tuple(text_of(items, dtype, data).split(",")) if items else ()
+    return tuple(text_of(items, dtype, data, exact=exact).split(",")) if items else ()
 
 
-def text_of(items: tuple[str, ...], dtype: str, data: memoryview) -> str:
+def text_of(items: tuple[str, ...], dtype: str, data: memoryview, *, exact: bool = False) -> str:
     """Return the figures of one tensor as `figures` does, with commas between them."""
     _check(dtype)
-    return _texts(items, moments_of(dtype, data, _needed(items)), (data,))[0]
+    return _texts(items, moments_of(dtype, data, _needed(items)), (data,), exact)[0]
 
 
-def texts_of_many(items: tuple[str, ...], dtype: str, tensors: Sequence[bytes]) -> list[str]:
+def texts_of_many(
+    items: tuple[str, ...], dtype: str, tensors: Sequence[bytes], *, exact: bool = False
+) -> list[str]:
     """Return the same as `text_of` of each of these tensors, which all have elements.
 
     One pass over all of them costs little more than one over the largest.
     """
     _check(dtype)
-    return _texts(items, moments_of_many(dtype, tensors, _needed(items)), tensors)
+    return _texts(items, moments_of_many(dtype, tensors, _needed(items)), tensors, exact)
 
 
 def countable(dtype: str) -> bool:
@@ -96,11 +101,11 @@ def _check(dtype: str) -> None:
 
 
 def _texts(
-    items: tuple[str, ...], found: Columns, tensors: Sequence[bytes | memoryview]
+    items: tuple[str, ...], found: Columns, tensors: Sequence[bytes | memoryview], exact: bool
 ) -> list[str]:
     columns = [_column(item, found, tensors) for item in items]
     rows = zip(*columns, strict=True) if columns else repeat((), len(tensors))
-    return list(map(_form(items).__mod__, rows))
+    return list(map(_form(items, exact).__mod__, rows))
 
 
 def _column(item: str, found: Columns, tensors: Sequence[bytes | memoryview]) -> list[Any]:
@@ -118,9 +123,10 @@ def _column(item: str, found: Columns, tensors: Sequence[bytes | memoryview]) ->
 
 
 @lru_cache(maxsize=64)
-def _form(items: tuple[str, ...]) -> str:
+def _form(items: tuple[str, ...], exact: bool) -> str:
     """Return how a row of items is written, in the form of the operator `%`."""
-    return ",".join("%g" if item in _NUMBERS else "%s" for item in items)
+    number = "%r" if exact else "%g"
+    return ",".join(number if item in _NUMBERS else "%s" for item in items)
 
 
 @lru_cache(maxsize=64)

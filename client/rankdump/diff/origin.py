@@ -21,6 +21,8 @@ from rankdump.diff.origin_rows import Question, bad, seen, tensor_of
 from rankdump.diff.values import CONSTANTS, Row
 
 _Place: TypeAlias = "tuple[int, int]"
+_MOST_ALONE = 8
+"""Most calls of one side alone that are named."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,7 +93,7 @@ def found_in(steps: Sequence[Step], question: Question) -> Found | None:
     when, step, row = min(wrong, key=lambda each: each[0])
     maker = _maker([step for _, step, _ in wrong], when, question)
     if _side(row) is Side.INPUT or maker is None:
-        alone = _alone_before(steps, step)
+        alone = _alone_before(steps, step, row)
         if alone:
             return _alone(alone, row, question)
     if maker is None:
@@ -128,18 +130,30 @@ def _maker(wrong: Iterable[Step], when: int, question: Question) -> Step | None:
     return best[1] if best is not None else None
 
 
-def _alone_before(steps: Sequence[Step], step: Step) -> list[Step]:
-    """Return the calls of one side alone that stand right before a call, the last first."""
-    before = reversed(steps[: steps.index(step)])
-    return list(takewhile(lambda each: not each.row.rule, before))
+def _alone_before(steps: Sequence[Step], step: Step, row: Row) -> list[Step]:
+    """Return the calls of one side alone that stand nearest before a call, the last first.
+
+    Where calls that agree stand between, one of them must have made a tensor of that shape.
+    """
+    before = steps[: steps.index(step)][::-1]
+    agreeing = list(takewhile(lambda each: each.row.rule, before))
+    alone = list(takewhile(lambda each: not each.row.rule, before[len(agreeing) :]))
+    return alone if not agreeing or any(_fits(each, row) for each in alone) else []
+
+
+def _fits(alone: Step, row: Row) -> bool:
+    """Return whether a call of one side alone made what might be that side's input."""
+    wanted = row.pair.a if alone.row.name_a else row.pair.b
+    made = [each.pair.a or each.pair.b for each in alone.on(Side.OUTPUT)]
+    return wanted is not None and any(each and each.shape == wanted.shape for each in made)
 
 
 def _alone(alone: list[Step], row: Row, question: Question) -> Found:
     why = "" if len(alone) == 1 else words.several_alone(len(alone), row)
     return Found(
         question,
-        steps=tuple(alone),
-        reasons=tuple(words.only_one_side(step.row, row, question) for step in alone),
+        steps=tuple(alone[:_MOST_ALONE]),
+        reasons=tuple(words.only_one_side(s.row, row, question) for s in alone[:_MOST_ALONE]),
         why=why,
     )
 
@@ -161,6 +175,7 @@ def _made(steps: Sequence[Step], maker: Step, step: Step, question: Question) ->
     inputs = maker.on(Side.INPUT)
     unknown = tuple(row for row in inputs if bad(row, question) is None)
     reason = words.made(maker.rows, step.row if step is not maker else None, question)
+    reason += words.in_layer(maker.row, steps[steps.index(maker) - 1].row)
     why = ""
     if unknown:
         why = words.unknown_inputs(unknown, question)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rankdump.contract.key import Side
+from rankdump.contract.layout.api_name import LAYER, call_of
 from rankdump.contract.layout.mindspore_sync import PARAMETER
 from rankdump.diff.origin_rows import Question, bad, tensor_of
 from rankdump.diff.values import Row, Verdict
@@ -25,6 +26,14 @@ def made(rows: Sequence[Row], inside: Row | None, question: Question) -> str:
     if inside is not None and not inside.backward:
         text += f"; it shows first in the inputs of {name_of(inside)}, and no call made it"
     return text
+
+
+def in_layer(row: Row, before: Row) -> str:
+    """Say which layer a call of a module's own API is: its mark stands right before it."""
+    call, mark = call_of(name_of(row)), call_of(name_of(before))
+    if call is None or mark is None or mark.kind != LAYER or call.kind != "NN":
+        return ""
+    return f"; it is the layer {mark.api}"
 
 
 def from_outside(row: Row, question: Question) -> str:
@@ -49,7 +58,7 @@ def right_before(row: Row, following: Row) -> str:
 def only_one_side(alone: Row, row: Row, question: Question) -> str:
     """Say that only one side made a call, and what follows it."""
     which = "a" if alone.name_a else "b"
-    return f"only {which} has this call; right behind it {_wrong(row, question)} ({name_of(row)})"
+    return f"only {which} has this call; behind it {_wrong(row, question)} ({name_of(row)})"
 
 
 def several_alone(count: int, row: Row) -> str:

@@ -18,7 +18,7 @@ from rankdump.diff.pairing import check_rules
 from rankdump.diff.pairing.mapping import read_mapping
 from rankdump.diff.pool import outcomes
 from rankdump.diff.programs import programs_of
-from rankdump.diff.suspects import origins
+from rankdump.diff.suspects import Sides, origins
 from rankdump.diff.values import Program, Report, Row, Settings, Tolerances
 from rankdump.reader import Dump, Filters
 
@@ -93,7 +93,7 @@ def compare(
         for source, own_rank, own_step in ((a, rank_a, iteration_a), (b, rank_b, iteration_b))
     ]
     rows, ranks = _rows(sides[0], sides[1], settings, notes, processes, dask, progress)
-    of_all, of_ranks = origins(rows, sides[0].dump, sides[1].dump, ranks)
+    of_all, of_ranks = origins(rows, Sides(sides[0].dump, sides[1].dump, ranks))
     return Report(
         a=sides[0].label,
         b=sides[1].label,

@@ -6,7 +6,8 @@ Reads the published order and the recorded stacks of the two dumps, and only whe
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 from rankdump.contract.errors import DamagedError
 from rankdump.contract.events import EventKind
@@ -21,20 +22,60 @@ from rankdump.diff.origin_weights import weights
 from rankdump.diff.values import Origin, Row, Suspect
 from rankdump.reader import Dump, read_order
 
+_Stacks: TypeAlias = "Mapping[str, tuple[SourceLine, ...]]"
 
-def origins(
-    rows: Sequence[Row], a: Dump, b: Dump, ranks: Mapping[int, int]
-) -> tuple[tuple[Origin, ...], tuple[Origin, ...]]:
-    """Return the origins of the whole, and those of each rank.
 
-    `ranks` says which rank of b each rank of a was compared with.
-    """
+@dataclass(frozen=True, slots=True)
+class Sides:
+    """The two dumps, and what of their stacks has been read."""
+
+    a: Dump
+    b: Dump
+    ranks: Mapping[int, int]
+    """Which rank of b each rank of a was compared with."""
+    stacks: dict[tuple[str, int], _Stacks] = field(
+        default_factory=dict["tuple[str, int]", "_Stacks"]
+    )
+
+    def source(self, row: Row, question: Question) -> tuple[SourceLine, ...]:
+        """Return the stack of a call, of the dump that the question is about if it has one."""
+        sides = [("a", row.name_a, row.rank), ("b", row.name_b, self.ranks.get(row.rank, row.rank))]
+        for side, name, rank in reversed(sides) if question.side == "b" else sides:
+            known = self._stacks(side, rank)
+            for each in (name, matched_name(name)):
+                if each in known:
+                    return known[each]
+        return ()
+
+    def merged(self, found: Sequence[Found], question: Question) -> Merged:
+        """Return what the published order says of the iterations of the suspects."""
+        steps = sorted({each.first.iteration for each in found})
+        wanted = Iterations("", tuple((step, step) for step in steps if step >= 0))
+        # Suspects are called by ranks and names of a, but where the question is about b.
+        asked = (self.b,) if question.side == "b" else (self.a, self.b)
+        if any(rank != other for rank, other in self.ranks.items()):
+            asked = () if question.side == "b" else (self.a,)
+        for dump in asked:
+            try:
+                return _order(dump, wanted)
+            except DamagedError:  # none was published: ranks speak for themselves
+                continue
+        return Merged()
+
+    def _stacks(self, side: str, rank: int) -> _Stacks:
+        if (side, rank) not in self.stacks:
+            self.stacks[side, rank] = _stacks(self.a if side == "a" else self.b, rank)
+        return self.stacks[side, rank]
+
+
+def origins(rows: Sequence[Row], sides: Sides) -> tuple[tuple[Origin, ...], tuple[Origin, ...]]:
+    """Return the origins of the whole, and those of each rank."""
     of_all: list[Origin] = []
     of_ranks: list[Origin] = []
     for question in (DIFFERENCE, *NONFINITE):
         found = found_on_ranks(rows, question)
-        own = [origin_of(each, _suspects(each, rows, a, b, ranks)) for each in found]
-        merged = _merged(found, question, a, b, ranks) if len(found) > 1 else Merged()
+        own = [origin_of(each, _suspects(each, rows, sides)) for each in found]
+        merged = sides.merged(found, question) if len(found) > 1 else Merged()
         together = whole(found, merged, [origin.suspects[0] for origin in own])
         of_ranks.extend(
             _received(origin, sender(each, found, merged))
@@ -56,9 +97,7 @@ def _received(origin: Origin, rank: int | None) -> Origin:
     return replace(origin, suspects=(told, *others))
 
 
-def _suspects(
-    found: Found, rows: Sequence[Row], a: Dump, b: Dump, ranks: Mapping[int, int]
-) -> tuple[Suspect, ...]:
+def _suspects(found: Found, rows: Sequence[Row], sides: Sides) -> tuple[Suspect, ...]:
     also = weights(found, rows)
     return tuple(
         Suspect(
@@ -70,29 +109,16 @@ def _suspects(
             name_b=step.row.name_b,
             backward=step.row.backward,
             reason=reason + (also if at == 0 else ""),
-            source=_source(step.row, found.question, a, b, ranks),
+            source=sides.source(step.row, found.question),
         )
         for at, (step, reason) in enumerate(zip(found.steps, found.reasons, strict=True))
     )
 
 
-def _source(
-    row: Row, question: Question, a: Dump, b: Dump, ranks: Mapping[int, int]
-) -> tuple[SourceLine, ...]:
-    """Return the stack of a call, from the dump that the question is about if it has one."""
-    sides = [(a, row.name_a, row.rank), (b, row.name_b, ranks.get(row.rank, row.rank))]
-    for dump, name, rank in reversed(sides) if question.side == "b" else sides:
-        frames = _stacks(dump, rank)
-        for each in (name, matched_name(name)):
-            if each in frames:
-                return frames[each]
-    return ()
-
-
-def _stacks(dump: Dump, rank: int) -> Mapping[str, tuple[SourceLine, ...]]:
+def _stacks(dump: Dump, rank: int) -> _Stacks:
     try:
         found = dump.where(rank=rank).sources
-    except DamagedError:  # the comparison does not depend on it
+    except DamagedError:  # what stands in the tensors does not depend on it
         return {}
     return {
         name: tuple(SourceLine(each.file, each.line, "", each.code) for each in frames)
@@ -100,23 +126,7 @@ def _stacks(dump: Dump, rank: int) -> Mapping[str, tuple[SourceLine, ...]]:
     }
 
 
-def _merged(
-    found: Sequence[Found], question: Question, a: Dump, b: Dump, ranks: Mapping[int, int]
-) -> Merged:
-    """Return what the published order says of the iterations of the suspects."""
-    steps = sorted({each.first.iteration for each in found})
-    wanted = Iterations("", tuple((step, step) for step in steps if step >= 0))
-    same = all(rank == other for rank, other in ranks.items())
-    for dump in [b] if question.side == "b" else [a, b] if same else [a]:
-        if question.side != "b" or same:
-            try:
-                return _read(dump, wanted)
-            except DamagedError:  # none was published, or it is damaged: ranks speak for themselves
-                continue
-    return Merged()
-
-
-def _read(dump: Dump, wanted: Iterations) -> Merged:
+def _order(dump: Dump, wanted: Iterations) -> Merged:
     places: dict[Called, int] = {}
     meetings: list[Meeting] = []
     for entry in read_order(dump.root).entries(iterations=wanted):

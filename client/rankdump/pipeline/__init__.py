@@ -13,11 +13,13 @@ from rankdump.aliases import Aliases
 from rankdump.contract.exchange import RecordHead, SessionEnd, SessionRequest
 from rankdump.contract.plan import DumpPlan
 from rankdump.filter import Filter
+from rankdump.pipeline.callers import Callers
 from rankdump.pipeline.children import call_in_children
 from rankdump.pipeline.choices import (
     batch_rows,
     goes_straight,
     heads_of,
+    keeps_stacks,
     measure_of,
     patience_s,
     profile_of,
@@ -102,6 +104,7 @@ class Pipeline:
             on_lost=self._voice.lost,
             batch_rows=batch_rows(plan),
         )
+        self._callers = Callers(self._stage, self._ship.submit) if keeps_stacks(plan) else None
         self._trigger = self._make_trigger()
         self.recorder: Recording = self._make_recorder()
         """What adapters hand operators and events to."""
@@ -142,7 +145,7 @@ class Pipeline:
             return
         iteration = self._course.iteration
         self._trigger.end()
-        self._outlet.flush(iteration)
+        self._flush(iteration)
         span = self._trace.end_iteration()
         if not self._course.end(ran=ran):
             return
@@ -177,7 +180,7 @@ class Pipeline:
             return
         self._course.leave()
         self._trigger.end()
-        self._outlet.flush(self._course.iteration)
+        self._flush(self._course.iteration)
         self._trace.end_iteration()
         self._declaring.events()
         if self._course.ever_armed and (self._accounts.kept or not self._quiet):
@@ -192,6 +195,14 @@ class Pipeline:
         self._voice.goodbye(farewell.warnings, farewell.remarks)
         self._voice.left_in_slab(self._ship.left_in_slab)
         self._voice.losses(self._accounts.losses, self._ship.lost_declarations)
+        if self._callers is not None:
+            self._voice.stacks_lost(self._callers.lost)
+
+    def _flush(self, iteration: int) -> None:
+        """Send what waited for the end of the iteration."""
+        self._outlet.flush(iteration)
+        if self._callers is not None:
+            self._callers.flush()
 
     # -- what the rooms and the interpreter call back
 
@@ -250,6 +261,7 @@ class Pipeline:
             trace=self._trace,
             sketch=self._sketch,
             aliases=Aliases() if profile_of(self._plan).short_names else None,
+            callers=self._callers,
             keeps_arguments=self._plan.content.kernel_arguments,
             voice=self._voice,
             on_events=self._declaring.events,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankdump.contract.layout.layouts import DEFAULT_LAYOUT, LAYOUTS
+from rankdump.contract.layout.layouts import DEFAULT_LAYOUT, LAYOUTS, Layout
 from rankdump.contract.layout.profile import DEFAULT_PROFILE, PROFILES, Profile
 from rankdump.contract.layout.statistic_csv import items_of
 from rankdump.contract.plan import DumpPlan
@@ -13,10 +13,20 @@ from rankdump.stage import ROW_BYTES
 from rankdump.trace import now_us
 
 
+def layout_of(plan: DumpPlan) -> Layout:
+    """Return the plan's tree; an agent refuses a plan with an unknown one."""
+    return LAYOUTS.get(plan.output.layout, DEFAULT_LAYOUT)
+
+
 def heads_of(plan: DumpPlan, rank: int) -> Heads:
-    """Return what names tensors as the plan's tree does; an agent refuses an unknown one."""
-    layout = LAYOUTS.get(plan.output.layout, DEFAULT_LAYOUT)
-    return Heads(rank=rank, net_name=plan.output.net_name, clock_us=now_us, layout=layout)
+    """Return what names tensors as the plan's tree does."""
+    net_name, layout = plan.output.net_name, layout_of(plan)
+    return Heads(rank=rank, net_name=net_name, clock_us=now_us, layout=layout)
+
+
+def keeps_stacks(plan: DumpPlan) -> bool:
+    """Return whether the plan's tree has a file of where calls came from."""
+    return layout_of(plan).api is not None
 
 
 def profile_of(plan: DumpPlan) -> Profile:
@@ -31,7 +41,8 @@ def measure_of(plan: DumpPlan) -> Measure | None:
         return None
     items = items_of(content.statistics, profile_of(plan))
     on_device = content.on_device and in_place_of_elements(plan)
-    return Measure(items=items, on_device=on_device, precision=content.precision)
+    exact = layout_of(plan).api is not None
+    return Measure(items=items, on_device=on_device, precision=content.precision, exact=exact)
 
 
 def in_place_of_elements(plan: DumpPlan) -> bool:

@@ -14,7 +14,6 @@ from rankdump.accounts import Stalls
 from rankdump.contract.dtypes import ELEMENT_TYPES
 from rankdump.contract.figure_rows import TensorKind
 from rankdump.contract.plan import DumpPlan
-from rankdump.contract.statistics import countable
 from rankdump.heads import Heads
 from rankdump.measure import Measure, Row
 from rankdump.pipeline.choices import in_place_of_elements
@@ -112,7 +111,7 @@ class Reading:
 
     def _row(self, kind: TensorKind, source: TensorSource, *, degraded: bool = False) -> Row | None:
         """Return the tensor's figures; None when the plan wants none, or it has none."""
-        if self._measure is None or not countable(kind.dtype):
+        if self._measure is None or not self._measure.can(kind.dtype):
             return None
         course = self._course
         return Row(

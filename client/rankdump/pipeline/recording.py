@@ -12,6 +12,7 @@ from rankdump.contract.graph import GraphNode, GraphParameter
 from rankdump.contract.key import Side
 from rankdump.contract.timeouts import GroupTimeout
 from rankdump.filter import Filter, size_decision
+from rankdump.pipeline.callers import Callers
 from rankdump.pipeline.course import Course
 from rankdump.pipeline.ranges import Ranges
 from rankdump.pipeline.reading import Lost
@@ -35,6 +36,7 @@ class Recording:
         trace: Trace,
         sketch: Sketch,
         aliases: Aliases | None,
+        callers: Callers | None,
         keeps_arguments: bool,
         voice: Voice,
         on_events: Callable[[], None],
@@ -48,6 +50,7 @@ class Recording:
         self._trace = trace
         self._sketch = sketch
         self._aliases = aliases
+        self._callers = callers
         self._keeps_arguments = keeps_arguments
         self._voice = voice
         self._on_events = on_events
@@ -126,6 +129,11 @@ class Recording:
         name = self._named(op_name)
         if any(self._trigger.wants(name, side, graph) for side in Side):
             self._trigger.note(graph, name, OperatorArguments(graph, op_type, name, dict(values)))
+
+    def called(self, graph: int, op_name: str, stack: tuple[str, ...]) -> None:
+        """Take where a selected call of an API came from: lines, innermost first."""
+        if self._callers is not None and self._course.armed:
+            self._callers.add(self._course.iteration, op_name, stack)
 
     # -- graphs
 

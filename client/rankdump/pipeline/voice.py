@@ -73,6 +73,11 @@ class Voice:
         for message in remarks:
             logger.info("rankdump: %s", message)
 
+    def stacks_lost(self, calls: int) -> None:
+        """Log of how many calls the stack file says nothing, for want of room."""
+        if calls:
+            self.once(f"where {calls} calls came from was not sent: too much waited for the agent")
+
     def losses(self, tensors: Mapping[str, int], declarations: int) -> None:
         """Log what never reached the tree; the tensors by reason."""
         if declarations:

@@ -7,6 +7,7 @@ from rankdump.reader.bins import described, load_member
 from rankdump.reader.dump import Dump
 from rankdump.reader.dump import open_dump as open  # noqa: A004
 from rankdump.reader.entry import Described, Entry, Table, Tree
+from rankdump.reader.figures import Figures
 from rankdump.reader.hints import read_hints
 from rankdump.reader.ir import Frame, IrOperator
 from rankdump.reader.load import Facts, facts, facts_of, load, load_file
@@ -17,7 +18,7 @@ from rankdump.reader.ranges import ranges
 from rankdump.reader.source import Origin, Search, graph_files
 from rankdump.reader.statistics import Statistics, statistics
 from rankdump.reader.survey import Survey, Surveyed
-from rankdump.reader.tables import Figures, named
+from rankdump.reader.tables import named
 from rankdump.reader.walk import walk
 
 __all__ = [

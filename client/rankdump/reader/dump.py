@@ -18,13 +18,15 @@ from rankdump.contract.layout import cann_name
 from rankdump.contract.layout.folders import FORMS
 from rankdump.contract.layout.mindspore_sync import readable
 from rankdump.contract.layout.profile import PROFILES
+from rankdump.reader.calls import backward_of
 from rankdump.reader.entry import Entry, Table, Tree
-from rankdump.reader.ir import Frame, operators
+from rankdump.reader.figures import Figures
+from rankdump.reader.ir import Frame
 from rankdump.reader.load import load
 from rankdump.reader.locate import root_of
 from rankdump.reader.query import Named, Query, selected
-from rankdump.reader.source import graph_files
-from rankdump.reader.tables import Figures, named, recorded, rows
+from rankdump.reader.source import called_from, graph_files
+from rankdump.reader.tables import named, recorded, rows
 from rankdump.reader.walk import walk
 
 if TYPE_CHECKING:
@@ -149,13 +151,17 @@ class Dump:
     def sources(self) -> Mapping[str, tuple[Frame, ...]]:
         """Stack that each operator was called from, outermost line first, by its full name.
 
-        From the `.ir` files of the ranks and graphs here; empty when there are none.
+        From the `.ir` files of the ranks and graphs here, or from the stack files of a dump of
+        APIs, where a backward came from where its forward did; empty when there are none.
         """
         found: dict[str, tuple[Frame, ...]] = {}
         for file in graph_files(self.root, self._tree.ranks):
             if self._keeps_graph(file.rank, file.graph):
-                for operator in operators(file.path):
+                for operator in called_from(file):
                     found.setdefault(operator.op_name, operator.frames)
+                    backward = backward_of(operator.op_name)
+                    if backward:
+                        found.setdefault(backward, operator.frames)
         return found
 
     @cached_property

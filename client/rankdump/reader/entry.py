@@ -95,7 +95,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """One `statistic.csv`, or the table of one operator."""
+    """One `statistic.csv`, the table of one operator, or the info file of a dump of APIs."""
 
     root: Path
     relative: str
@@ -110,6 +110,8 @@ class Table:
     """Without this the folder does not say the iteration, but perhaps a manifest of each row."""
     operator: FileName | None = None
     """The operator whose table it is; None for those of a whole folder."""
+    info: bool = False
+    """The info file of a dump of APIs: rows of every iteration, and of tensors with a file."""
 
     @property
     def when(self) -> int | None:

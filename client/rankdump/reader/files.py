@@ -10,8 +10,9 @@ from pathlib import Path
 from rankdump.contract.errors import DamagedError
 from rankdump.contract.key import Side, TensorKey
 from rankdump.contract.layout.file_name import NUMBER, PACKED, FileKind, FileName
-from rankdump.contract.layout.folders import Folder
+from rankdump.contract.layout.folders import Folder, Names
 from rankdump.contract.layout.reading import key_in
+from rankdump.reader.api_rows import Placed
 from rankdump.reader.bins import described
 from rankdump.reader.entry import Described, Entry
 from rankdump.reader.manifests import Manifested, Said
@@ -31,6 +32,8 @@ class File:
     says: FileName
     """What the name says, the full one of a long name."""
     stored_bytes: int
+    full: str = ""
+    """The full name of a long one, else the name."""
 
     @property
     def relative(self) -> str:
@@ -54,8 +57,11 @@ def entries_of(
     """
     entries: list[Entry] = []
     bins: list[File] = []
+    placed = Placed(root, stepped=known.known)
     for file in files:
-        if file.says.kind is FileKind.TENSOR:
+        if file.folder.names is Names.API:
+            entries.append(_of_call(root, file, known, placed))
+        elif file.says.kind is FileKind.TENSOR:
             entries.append(_tensor(root, file, known))
         else:
             bins.append(file)
@@ -80,6 +86,17 @@ def _tensor(root: Path, file: File, known: Manifested) -> Entry:
     # Its record has a member where it shares the time of its operator's others.
     said = every.get("") or every.get(f"{says.side.value}.{says.slot}")
     key = _key(file, says.side, says.slot, known, said)
+    return Entry(root, file.relative, key, file.stored_bytes, said[1] if said else None)
+
+
+def _of_call(root: Path, file: File, known: Manifested, placed: Placed) -> Entry:
+    """Return the tensor of a file whose name says no time: a manifest does, or the info file."""
+    said, key = known.of(file.relative).get(""), _key(file, file.says.side, file.says.slot, known)
+    if said is not None:
+        iteration, when = said[0].iteration, said[1].timestamp_us
+    else:
+        iteration, when = placed.of(file.where, file.full)
+    key = replace(key, iteration=iteration, timestamp_us=when)
     return Entry(root, file.relative, key, file.stored_bytes, said[1] if said else None)
 
 
@@ -117,7 +134,9 @@ def _shares(file: File, tensors: list[Described]) -> list[int]:
     return [file.stored_bytes - sum(rest), *rest][: len(sizes)]
 
 
-def _key(file: File, side: Side, slot: int, known: Manifested, said: Said | None) -> TensorKey:
+def _key(
+    file: File, side: Side, slot: int, known: Manifested, said: Said | None = None
+) -> TensorKey:
     folder, says = file.folder, file.says
     if not folder.device:
         return key_in(folder, says, side, slot)

@@ -29,7 +29,7 @@ def locate(path: Path) -> tuple[Entry, ...]:
         says = file_in(folder, name)
         if says is not None and says.kind.holds_tensors:
             where = full.parent.relative_to(root).as_posix()
-            file = File(folder, where, full.name, says, full.stat().st_size)
+            file = File(folder, where, full.name, says, full.stat().st_size, name)
             problems: list[str] = []
             entries = entries_of(root, [file], _manifests(root, folder), problems)
             if problems:
@@ -55,7 +55,7 @@ def _roots(folder: Path) -> list[tuple[Path, Folder]]:
 
 
 def _ranks_with_manifests(root: Path) -> list[str]:
-    return sorted(path.parents[1].name for path in root.glob(f"rank_*/{MANIFEST_FOLDER}"))
+    return sorted(path.parents[1].name for path in root.glob(f"rank*/{MANIFEST_FOLDER}"))
 
 
 def _manifests(root: Path, folder: Folder) -> Manifested:

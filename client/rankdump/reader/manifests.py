@@ -51,6 +51,11 @@ class Manifested:
         return next(iter(ranks)) if len(ranks) == 1 else folder.rank
 
     @property
+    def known(self) -> bool:
+        """Whether there is any manifest."""
+        return bool(self._devices)
+
+    @property
     def missed(self) -> list[str]:
         """Paths that nobody asked for: their files are not there."""
         return [path for path in self._files if path not in self._asked]

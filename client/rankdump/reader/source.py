@@ -1,7 +1,8 @@
 """Which operators came from a line of the script, and which files are theirs.
 
-The lines are those that the `.ir` files of a tree recorded; the files are found by the operators'
-names, which MindSpore numbers anew between its graph and its dump (mindspore-observed.md 2.7).
+The lines are those that the `.ir` files of a tree recorded, or its stack files; the tensors are
+found by the operators' names, which MindSpore numbers anew between its graph and its dump
+(mindspore-observed.md 2.7).
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from typing import TypeAlias
 
 from rankdump.contract.errors import DamagedError
 from rankdump.contract.key import sanitised
+from rankdump.contract.layout import api_tree
 from rankdump.contract.layout import mindspore_sync as layout
 from rankdump.contract.layout.profile import PROFILES
+from rankdump.reader.calls import calls
 from rankdump.reader.entry import Entry
+from rankdump.reader.figures import Figures
 from rankdump.reader.ir import Frame, IrOperator, operators
-from rankdump.reader.tables import Figures
 
 _GRAPH_FILE = re.compile(r".*_graph_([0-9]{1,9})\.ir")
 _PLACE = re.compile(r"(.+):([0-9]{1,9})")
@@ -31,7 +34,7 @@ _Question: TypeAlias = "Callable[[Frame, Frame | None], bool]"
 
 @dataclass(frozen=True, slots=True)
 class GraphFile:
-    """One `.ir` file of a tree."""
+    """One `.ir` file of a tree, or the stack file of a dump of APIs."""
 
     path: Path
     rank: int
@@ -56,14 +59,26 @@ class Origin:
 
 
 def graph_files(root: Path, ranks: tuple[int, ...]) -> list[GraphFile]:
-    """Return the `.ir` files of these ranks, sorted by rank and graph."""
+    """Return the files of these ranks that say where operators came from, by rank and graph."""
     found = [
         GraphFile(path, rank, int(number[1]))
         for rank in ranks
         for path in (root / layout.rank_folder(rank) / layout.GRAPH_FOLDER).glob("*.ir")
         if (number := _GRAPH_FILE.fullmatch(path.name)) and path.is_file()
     ]
+    found += [
+        GraphFile(path, rank, 0)
+        for rank in ranks
+        for framework in api_tree.FRAMEWORKS
+        for path in ((root / api_tree.rank_folder(rank)) / api_tree.ApiFiles(framework).stacks,)
+        if path.is_file()
+    ]
     return sorted(found, key=lambda file: (file.rank, file.graph))
+
+
+def called_from(file: GraphFile) -> Iterator[IrOperator]:
+    """Yield the operators of a file with their stacks; DamagedError when it cannot be read."""
+    yield from calls(file.path) if file.path.suffix == ".json" else operators(file.path)
 
 
 class Search:
@@ -104,7 +119,7 @@ class Search:
 
     def _operators(self, file: GraphFile) -> Iterator[IrOperator]:
         try:
-            yield from operators(file.path)
+            yield from called_from(file)
         except DamagedError as error:
             self.problems.append(str(error))
 

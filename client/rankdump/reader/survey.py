@@ -8,15 +8,17 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from rankdump.contract.errors import DamagedError, UnsupportedError
 from rankdump.contract.key import TensorKey, sanitised
 from rankdump.contract.layout import statistic_csv
 from rankdump.reader.entry import Entry, Table, Tree
+from rankdump.reader.figures import Figures
 from rankdump.reader.load import Facts, facts, facts_of, load
 from rankdump.reader.query import Query
 from rankdump.reader.statistics import statistics
-from rankdump.reader.tables import Figures, recorded, rows
+from rankdump.reader.tables import recorded, rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +66,23 @@ class Survey:
             if query.keeps(entry):
                 key = entry.key
                 self._entries[key.rank, not key.constant, key.iteration].append(entry)
+        self._infos: list[Table] = []
         for table in tree.tables:
             if query.keeps_place(table.rank, table.graph, table.when, dated=table.dated):
-                self._tables[table.rank, not table.constant, table.iteration].append(table)
+                place = table.rank, not table.constant, table.iteration
+                (self._infos if table.info else self._tables[place]).append(table)
 
     def __iter__(self) -> Iterator[Surveyed]:
-        for place in sorted({*self._entries, *self._tables}):
+        # One file has the rows of every iteration: of these dumps all are held.
+        spread: defaultdict[_Place, list[Figures]] = defaultdict(list)
+        for table in self._infos:
+            for row in self._rows(table):
+                spread[row.key.rank, True, row.key.iteration].append(row)
+        for place in sorted({*self._entries, *self._tables, *spread}):
             filed = _by_where(self._entries.get(place, ()))
-            tabled = {_where(r.key): r for t in self._tables.get(place, ()) for r in self._rows(t)}
+            tables = self._tables.get(place, ())
+            there = chain(spread.get(place, ()), *map(self._rows, tables))
+            tabled = {_where(row.key): row for row in there}
             for where in sorted({*filed, *tabled}):
                 row = tabled.get(where)
                 undecided = row is not None and self._decide and row.finite is None

@@ -5,7 +5,6 @@ Reads one table at a time. Titles of columns are MindSpore's, whoever wrote the 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -13,17 +12,15 @@ from rankdump.codec import codec_of
 from rankdump.contract.errors import DamagedError
 from rankdump.contract.key import TensorKey
 from rankdump.contract.layout import operator_csv, statistic_csv
-from rankdump.contract.manifest import ManifestRecord
 from rankdump.contract.statistics import ITEMS
+from rankdump.reader.api_rows import ByName, info_rows, named_calls
 from rankdump.reader.elements import element_named
 from rankdump.reader.entry import Entry, Table, Tree
+from rankdump.reader.figures import Figures
 from rankdump.reader.manifests import Said
 
-_NONFINITE_COUNTS = ("nan count", "negative inf count", "positive inf count")
 LIMIT_BYTES = 4 << 30
 """Most a packed table may unpack to."""
-_NULL = "null"
-"""What releases up to 2.2 write where no finite element is left."""
 
 _TITLES = {title.lower(): title for title in ITEMS.values()} | {
     "l2norm": ITEMS["l2norm"],
@@ -31,67 +28,25 @@ _TITLES = {title.lower(): title for title in ITEMS.values()} | {
 }
 """Columns that CANN and its tools spell otherwise."""
 
-Recorded = Mapping[tuple[int, int, str], Said]
-"""What the manifests say of a tensor, by rank, time stamp and member: unique together."""
-
 
 @dataclass(frozen=True, slots=True)
-class Figures:
-    """One row."""
+class Recorded:
+    """What the manifests of a tree say."""
 
-    key: TensorKey
-    """As the table spells it; `op_name` below is the raw one where it is known."""
-    dtype: str
-    shape: tuple[int, ...]
-    data_bytes: int
-    values: Mapping[str, str]
-    """Text of each figure by the title of its column."""
-    relative: str
-    """Path of the table below the root, with `/`."""
-    record: ManifestRecord | None = None
-    """What the manifest says; None for a row that no manifest names."""
-
-    @property
-    def op_type(self) -> str:
-        """Type of the operator, raw where a manifest knows it."""
-        return self.record.op_type if self.record else self.key.op_type
-
-    @property
-    def op_name(self) -> str:
-        """Scope name of the operator, raw where a manifest knows it."""
-        return self.record.op_name if self.record else self.key.op_name
-
-    def number(self, item: str) -> float | None:
-        """Return a figure by its name in `statistic_category`; None when the row has none."""
-        text = self.values.get(ITEMS[item], _NULL)
-        try:
-            return None if text == _NULL else float(text)
-        except ValueError:
-            return None
-
-    @property
-    def finite(self) -> bool | None:
-        """Whether every element is; None when the columns of the table cannot tell.
-
-        The counts tell, and so do both extremes: a NaN makes them NaN.
-        """
-        counts = [self.number(item) for item in _NONFINITE_COUNTS]
-        if None not in counts:
-            return not any(counts)
-        extremes = [self.number(item) for item in ("max", "min")]
-        known = [number for number in extremes if number is not None]
-        if not all(math.isfinite(number) for number in known):
-            return False
-        return True if len(known) == len(extremes) else None
+    by_time: Mapping[tuple[int, int, str], Said]
+    """By rank, time stamp and member: unique together."""
+    by_name: ByName
+    """Of dumps of APIs, whose tables say no time."""
 
 
 def recorded(tree: Tree) -> Recorded:
     """Return what the manifests of a tree say, for `rows`."""
-    return {
+    by_time = {
         (manifest.status.rank, record.timestamp_us, record.member): (manifest.status, record)
         for manifest in tree.manifests
         for record in manifest.records
     }
+    return Recorded(by_time, named_calls(tree))
 
 
 def rows(table: Table, known: Recorded) -> Iterator[Figures]:
@@ -99,6 +54,9 @@ def rows(table: Table, known: Recorded) -> Iterator[Figures]:
 
     A last line without an end is such a line, after all others: it is torn, or being written.
     """
+    if table.info:
+        yield from info_rows(table, known.by_name)
+        return
     try:
         data = codec_of(table.path.name).decode(table.path.read_bytes(), limit_bytes=LIMIT_BYTES)
     except OSError as error:
@@ -139,7 +97,8 @@ def _parsed(text: str, table: Table) -> Iterable[statistic_csv.Row]:
 def _figures(row: statistic_csv.Row, table: Table, known: Recorded) -> Figures:
     stamp, member = row.timestamp_us, f"{row.side.value}.{row.slot}"
     # Where every tensor has a time of its own, nothing else is said.
-    said = known.get((table.rank, stamp, member)) or known.get((table.rank, stamp, ""))
+    said = known.by_time.get((table.rank, stamp, member))
+    said = said or known.by_time.get((table.rank, stamp, ""))
     iteration = table.iteration if table.dated or said is None else said[0].iteration
     return Figures(
         key=TensorKey(
@@ -173,8 +132,19 @@ def named(tree: Tree, keeps: Callable[[Entry | Figures], bool]) -> tuple[Entry |
     if not tables:
         return entries
     known = recorded(tree)
-    tabled = (row for table in tables for row in rows(table, known) if keeps(row))
+    # An info file has a line for every tensor, whether or not it has a file as well.
+    has_file = {_call(entry.key) for entry in entries if entry.key.argument}
+    tabled = (
+        row
+        for table in tables
+        for row in rows(table, known)
+        if keeps(row) and _call(row.key) not in has_file
+    )
     return tuple(sorted((*entries, *tabled), key=lambda tensor: _in_time(tensor.key)))
+
+
+def _call(key: TensorKey) -> tuple[int, int, str, str]:
+    return key.rank, key.iteration, key.op_name, key.argument
 
 
 def _in_time(key: TensorKey) -> tuple[int, bool, int, int, str, int]:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from rankdump.contract.errors import DamagedError
 from rankdump.contract.layout import statistic_csv
+from rankdump.contract.layout.api_tree import info_files_of
 from rankdump.contract.layout.file_name import FileKind, FileName
 from rankdump.contract.layout.folders import RANK_FOLDER, ROOT, Folder, Names, inside
 from rankdump.contract.layout.long_names import LongNames
@@ -40,6 +41,8 @@ class _Found:
     tables: list[tuple[Folder, str, FileName | None]] = field(
         default_factory=list[tuple[Folder, str, FileName | None]]
     )
+    infos: list[tuple[Folder, str]] = field(default_factory=list[tuple[Folder, str]])
+    """Info files of dumps of APIs, by the folder of their rank."""
     folders: dict[str, Folder] = field(default_factory=dict[str, Folder])
     """Of ranks and devices, by their paths."""
     foreign: int = 0
@@ -67,6 +70,7 @@ def walk(root: Path) -> Tree:
     found.problems.extend(f"{path}: named by a manifest, not there" for path in known.missed)
     found.problems.extend(_resized(entries, found.files))
     tables = [table_of(root, *each, known) for each in found.tables]
+    tables += [_info_of(root, *each) for each in found.infos]
     return Tree(
         root=root,
         ranks=_ranks(found, known),
@@ -105,6 +109,10 @@ def table_of(
         dated=iteration is not None or folder.constant,
         operator=operator,
     )
+
+
+def _info_of(root: Path, folder: Folder, relative: str) -> Table:
+    return Table(root, relative, folder.rank, "", 0, 0, dated=False, info=True)
 
 
 def _table_place(table: Table) -> tuple[int, bool, int, int, str]:
@@ -156,7 +164,11 @@ def _take(
         return False
     if not stat.S_ISREG(facts.st_mode):
         return False
-    says = file_in(folder, names.full(name))
+    if folder.names is Names.API_TABLES:
+        found.infos += [(folder, f"{where}/{name}")] if info_files_of(name) else []
+        return True
+    full = names.full(name)
+    says = file_in(folder, full)
     if says is None:
         table = statistic_csv.TABLE.fullmatch(name) is not None
         if table:
@@ -167,7 +179,7 @@ def _take(
     if says.kind is FileKind.TABLE:
         found.tables.append((folder, f"{where}/{name}", says))
     elif says.kind.holds_tensors:
-        found.files.append(File(folder, where, name, says, facts.st_size))
+        found.files.append(File(folder, where, name, says, facts.st_size, full))
     return True
 
 

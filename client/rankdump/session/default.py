@@ -13,6 +13,7 @@ from rankdump.session.lifetime import Session
 
 _default: Session | None = None
 _instead: Callable[[], Session] | None = None
+_also: Callable[[int | None], None] | None = None
 
 
 def attach(model: object, session: Session | None = None, *, name: str = "") -> Session:
@@ -25,6 +26,13 @@ def attach(model: object, session: Session | None = None, *, name: str = "") -> 
     session = session or _session()
     session.attach(model, name)
     return session
+
+
+def step(iteration: int | None = None) -> None:
+    """Begin an iteration, by default the next one; of a dump of API calls as well."""
+    _session().step(iteration)
+    if _also is not None:
+        _also(iteration)
 
 
 def dump_start() -> None:
@@ -57,6 +65,12 @@ def instead(source: Callable[[], Session] | None) -> None:
     """Use the session that `source` returns in the place of the environment's; None ends that."""
     global _instead
     _instead = source
+
+
+def also_step(begins: Callable[[int | None], None]) -> None:
+    """Tell somebody else too where the script itself begins an iteration."""
+    global _also
+    _also = begins
 
 
 def environment_in_use() -> bool:

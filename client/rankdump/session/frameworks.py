@@ -12,7 +12,7 @@ _KNOWN = "torch.nn.Module"
 
 def hook_of(model: Any, recorder: Recorder, *, graph: int) -> IterationHook | None:
     """Return what observes a model; None, which is said once, for one of no known framework."""
-    if not _is_torch_module(model):
+    if not is_torch_module(model):
         recorder.warn_once(f"cannot attach to {_kind_of(model)}; known: {_KNOWN}")
         return None
     from rankdump.adapters import torch as adapter
@@ -22,11 +22,19 @@ def hook_of(model: Any, recorder: Recorder, *, graph: int) -> IterationHook | No
 
 def name_of(model: Any) -> str:
     """Return what a model is called where nobody says it: its class, wrappers left out."""
-    if not _is_torch_module(model):
+    if not is_torch_module(model):
         return type(model).__name__
     from rankdump.adapters import torch as adapter
 
     return adapter.class_name(model)
+
+
+class MakesHook(Protocol):
+    """Makes what observes a model."""
+
+    def __call__(self, recorder: Recorder, *, graph: int) -> IterationHook | None:
+        """Return the hook; None when there is nothing to observe, which was said."""
+        ...
 
 
 class Outermost(Protocol):
@@ -46,7 +54,7 @@ def outermost_of(model: Any, begins: Callable[[int], None]) -> Outermost | None:
 
     None for a model of no known framework.
     """
-    if not _is_torch_module(model):
+    if not is_torch_module(model):
         return None
     from rankdump.adapters import torch as adapter
 
@@ -58,7 +66,7 @@ def mark(target: object, enabled: object) -> None:
 
     ValueError when target is of no known framework, or enabled no bool.
     """
-    if not _is_torch_module(target):
+    if not is_torch_module(target):
         allowed = f"is not allowed; a {_KNOWN} is"
         raise ValueError(f"set_dump: target of type {_kind_of(target)} {allowed}")
     from rankdump.adapters import torch as adapter
@@ -70,6 +78,16 @@ def _kind_of(value: object) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
-def _is_torch_module(value: object) -> bool:
-    # By name, so that a job without torch need not import it.
-    return any(base.__module__ == "torch.nn.modules.module" for base in type(value).__mro__)
+def is_torch_module(value: object) -> bool:
+    """Return whether a value is a module of torch; it need not be installed."""
+    return _inherits(value, "torch.nn.modules.module")
+
+
+def is_mindspore_cell(value: object) -> bool:
+    """Return whether a value is a cell of MindSpore; it need not be installed."""
+    return _inherits(value, "mindspore.nn.cell")
+
+
+def _inherits(value: object, module: str) -> bool:
+    # By name, so that a job without a framework need not import it.
+    return any(base.__module__ == module for base in type(value).__mro__)

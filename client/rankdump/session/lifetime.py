@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from types import TracebackType
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rankdump.adapters.array_calls import ArrayCalls, fault_of, nodes_of
@@ -19,10 +19,10 @@ from rankdump.contract.plan import DumpPlan
 from rankdump.contract.plan_json import plan_to_json
 from rankdump.identity import DEFAULT_AGENT, Identity, introduction, limits_in
 from rankdump.session.asking import asked_or_told
-from rankdump.session.frameworks import hook_of, name_of
+from rankdump.session.frameworks import MakesHook, hook_of, name_of
 from rankdump.session.guard import never_raises
+from rankdump.session.hooks import Hooks
 from rankdump.session.plans import PlanSource, plan_now
-from rankdump.values import IterationHook
 
 if TYPE_CHECKING:
     from rankdump.pipeline import Pipeline
@@ -57,7 +57,7 @@ class Session:
         environ = os.environ if environ is None else environ
         plan = None if plan is None else plan_now(plan, environ)
         self._pipeline: Pipeline | None = None
-        self._hooks: list[IterationHook] = []
+        self._hooks = Hooks()
         self.models: list[str] = []
         """Names of the models so far; the number of one is its place."""
         self._begun = False  # by the script, rather than by default
@@ -162,16 +162,24 @@ class Session:
 
         `name` is its folder's where the plan does not name all models; by default its class's.
         """
+        if self._pipeline is not None:
+            self.observe(partial(hook_of, model), name or name_of(model))
+
+    @never_raises
+    def observe(self, make: MakesHook, name: str) -> None:
+        """Observe a model with a hook of the caller's making; `close` detaches it.
+
+        `name` is that of the model's folder where the plan does not name all models.
+        """
         pipeline = self._pipeline
         if pipeline is None:
             return
         graph = len(self.models)
-        hook = hook_of(model, pipeline.recorder, graph=graph)
+        hook = make(pipeline.recorder, graph=graph)
         if hook is not None:
-            self._hooks.append(hook)
-            self.models.append(folder_name(name or name_of(model)))
+            self.models.append(folder_name(name))
             pipeline.add_model(graph, self.models[-1])
-            hook.iteration_begins(pipeline.iteration, pipeline.armed)
+            self._hooks.add(hook, pipeline.iteration, pipeline.armed)
 
     @never_raises
     def dump_start(self) -> None:
@@ -204,8 +212,7 @@ class Session:
         self._calls.finish(raised=raised)
         if ended:
             self._end_iteration(pipeline, ran=self._begun)
-        for hook in self._hooks:
-            hook.detach()
+        self._hooks.detach()
         pipeline.close()
         if not raised:  # an error on its way is the script's own, and stays that
             self._tell_losses(pipeline)
@@ -213,12 +220,7 @@ class Session:
     def __enter__(self) -> Session:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         self._close(ended=error is None, raised=error is not None)
 
     def _start(
@@ -242,8 +244,7 @@ class Session:
 
     def _end_iteration(self, pipeline: Pipeline, *, ran: bool) -> None:
         self._calls.finish()
-        for hook in self._hooks:
-            hook.iteration_ends(pipeline.iteration, pipeline.armed)
+        self._hooks.end(pipeline.iteration, pipeline.armed)
         pipeline.end_iteration(ran=ran)
 
     def _switch(self, on: bool) -> None:
@@ -258,8 +259,7 @@ class Session:
             self._tell_hooks(pipeline)
 
     def _tell_hooks(self, pipeline: Pipeline) -> None:
-        for hook in self._hooks:
-            hook.iteration_begins(pipeline.iteration, pipeline.armed)
+        self._hooks.begin(pipeline.iteration, pipeline.armed)
         self._calls.armed()
 
     def _tell_losses(self, pipeline: Pipeline) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from rankdump.contract.exchange import Declaration
+from rankdump.contract.exchange import CallStacks, Declaration
 from rankdump.contract.figure_rows import FigureRows
 from rankdump.values import Staged
 from rankdump.wire.v1 import agent_pb2
@@ -31,7 +31,7 @@ class Carried:
 
 
 Item: TypeAlias = "Staged | Declaration | Carried"
-Held: TypeAlias = "Staged | FigureRows"
+Held: TypeAlias = "Staged | FigureRows | CallStacks"
 """What takes room of the buffer until it has left."""
 
 
@@ -55,6 +55,10 @@ def tensors_of(item: Staged | Declaration) -> int:
     if isinstance(item, FigureRows):
         return len(item)
     return int(isinstance(item, Staged))
+
+
+def _takes_no_room(item: Staged | Declaration) -> bool:
+    return not isinstance(item, (Staged, FigureRows, CallStacks))
 
 
 class Items:
@@ -105,11 +109,12 @@ class Items:
     def add(self, item: Staged | Declaration) -> None:
         """Put an item at the end; one declaration too many is counted and left out."""
         tensors = tensors_of(item)
-        if not tensors and self._waiting_declarations >= MAX_WAITING_DECLARATIONS:
+        free = _takes_no_room(item)
+        if free and self._waiting_declarations >= MAX_WAITING_DECLARATIONS:
             self.lost_declarations += 1
             return
         self._waiting_tensors += tensors
-        self._waiting_declarations += not tensors
+        self._waiting_declarations += free
         self._waiting_records += isinstance(item, Staged)
         self.waiting.append(item)
 
@@ -118,7 +123,7 @@ class Items:
         item = self.waiting.popleft()
         tensors = tensors_of(item)
         self._waiting_tensors -= tensors
-        self._waiting_declarations -= not tensors
+        self._waiting_declarations -= _takes_no_room(item)
         self._waiting_records -= isinstance(item, Staged)
         return Numbered(self.number(tensors), item)
 
@@ -140,7 +145,7 @@ class Items:
         for queue in (self.window, self.numbered):
             while queue and queue[0].sequence <= self.acknowledged:
                 item = queue.popleft().item
-                if isinstance(item, (Staged, FigureRows)):
+                if isinstance(item, (Staged, FigureRows, CallStacks)):
                     taken.append(item)
         return taken
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from rankdump.contract.errors import RankdumpError
+from rankdump.contract.exchange import CallStacks
 from rankdump.contract.figure_rows import FigureRows
 from rankdump.contract.slab import Reservation
 from rankdump.ship.depot import Depot
@@ -130,7 +131,7 @@ def load_of(each: Numbered, ring: Ring) -> Load:
         if ring.fits(len(body), len(item.data)):
             return Load(body, item.data)
         return _piece(each, body, item.data, ring)
-    done = item if isinstance(item, FigureRows) else None
+    done = item if isinstance(item, (FigureRows, CallStacks)) else None
     return Load(declaration_frame(0, item).SerializeToString(), _EMPTY, done=done)
 
 

@@ -18,7 +18,7 @@ from rankdump.contract.plan import UNNAMED
 from rankdump.contract.timeouts import GroupTimeout, Timeouts
 from rankdump.wire.events import events_from_wire
 from rankdump.wire.fields import common
-from rankdump.wire.graphs import arguments_from_wire, graph_part_from_wire
+from rankdump.wire.graphs import arguments_from_wire, graph_part_from_wire, stacks_from_wire
 from rankdump.wire.kinds import LIMIT, kind_from_wire, kind_to_wire
 from rankdump.wire.v1 import agent_pb2, events_pb2
 
@@ -186,6 +186,8 @@ def declaration_from_wire(frame: agent_pb2.Frame) -> Declaration:
         return graph_part_from_wire(frame.graph_part)
     if body == "kernel_arguments":
         return arguments_from_wire(frame.kernel_arguments)
+    if body == "call_stacks":
+        return stacks_from_wire(frame.call_stacks)
     if body == "session_end":
         return SessionEnd(frame.session_end.iterations_seen, tuple(frame.session_end.notes))
     raise ProtocolError(f"frame {frame.sequence} with body {body}")

@@ -8,14 +8,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from rankdump.contract.events import EventColumns
-from rankdump.contract.exchange import Declaration, IterationEnd, KernelArguments, RecordHead
+from rankdump.contract.exchange import (
+    CallStacks,
+    Declaration,
+    IterationEnd,
+    KernelArguments,
+    RecordHead,
+)
 from rankdump.contract.figure_rows import FigureRows
 from rankdump.contract.graph import GraphPart
 from rankdump.contract.timeouts import Timeouts
 from rankdump.wire.convert import figure_rows_to_wire, record_to_wire, timeouts_to_wire
 from rankdump.wire.events import events_to_wire
 from rankdump.wire.fields import common
-from rankdump.wire.graphs import arguments_to_wire, graph_part_to_wire
+from rankdump.wire.graphs import arguments_to_wire, graph_part_to_wire, stacks_to_wire
 from rankdump.wire.v1 import agent_pb2
 
 # About the size at which a Python gRPC stream is fastest (peers.md, "Data planes").
@@ -67,6 +73,8 @@ def declaration_frame(sequence: int, declaration: Declaration) -> agent_pb2.Fram
     if isinstance(declaration, KernelArguments):
         arguments = arguments_to_wire(declaration)
         return agent_pb2.Frame(sequence=sequence, kernel_arguments=arguments)
+    if isinstance(declaration, CallStacks):
+        return agent_pb2.Frame(sequence=sequence, call_stacks=stacks_to_wire(declaration))
     if isinstance(declaration, Timeouts):
         return agent_pb2.Frame(sequence=sequence, timeouts=timeouts_to_wire(declaration))
     if isinstance(declaration, IterationEnd):

@@ -1,9 +1,10 @@
-"""Graphs and operators' arguments as messages and back; bounds on them are checked here."""
+"""Graphs, operators' arguments and stacks as messages and back; bounds are checked here."""
 
 from __future__ import annotations
 
 from rankdump.contract.errors import ProtocolError
-from rankdump.contract.exchange import KernelArguments, OperatorArguments
+from rankdump.contract.exchange import CallStacks, KernelArguments, OperatorArguments
+from rankdump.contract.figure_rows import MAX_ROWS
 from rankdump.contract.graph import (
     Graph,
     GraphNode,
@@ -68,6 +69,29 @@ def arguments_from_wire(message: agent_pb2.KernelArguments) -> KernelArguments:
         for each in message.operators
     )
     return KernelArguments(message.iteration, operators)
+
+
+def stacks_to_wire(stacks: CallStacks) -> agent_pb2.CallStacks:
+    """Return the message of where calls came from."""
+    return agent_pb2.CallStacks(
+        iteration=stacks.iteration,
+        calls=map(utf8, stacks.calls),
+        stacks=stacks.stacks,
+        texts=[agent_pb2.CallStack(lines=map(utf8, lines)) for lines in stacks.texts],
+    )
+
+
+def stacks_from_wire(message: agent_pb2.CallStacks) -> CallStacks:
+    """Read where calls came from; ProtocolError when the columns do not fit each other."""
+    calls, places = tuple(message.calls), tuple(message.stacks)
+    if len(calls) != len(places) or len(calls) > MAX_ROWS:
+        raise ProtocolError(
+            f"columns of {len(calls)} calls and {len(places)} stacks, at most {MAX_ROWS}"
+        )
+    texts = tuple(tuple(stack.lines) for stack in message.texts)
+    if max(places, default=-1) >= len(texts):
+        raise ProtocolError(f"a call with stack {max(places)} of {len(texts)}")
+    return CallStacks(message.iteration, calls, places, texts)
 
 
 def _node_to_wire(node: GraphNode) -> agent_pb2.GraphNode:

@@ -101,8 +101,11 @@ class Admission:
     def _type_reason(self, dtype: str, figures: bool) -> str:
         if dtype not in ELEMENT_TYPES:
             return "unsupported_dtype"
-        due = figures or self._plan.content.saved == "statistic"
-        return "no_statistics" if due and not (figures and statistics.countable(dtype)) else ""
+        content = self._plan.content
+        if figures:
+            known = not content.statistics or statistics.countable(dtype)
+            return "" if known else "no_statistics"
+        return "no_statistics" if content.saved == "statistic" else ""
 
     def _room_reason(self, byte_count: int, load: Load) -> str:
         if byte_count > self._policy.max_record_bytes:

@@ -13,13 +13,13 @@ from rankdumpd.agent.members import BinTensor
 from rankdumpd.agent.values import Encoded, Examined, Parcel
 
 
-def examine(parcel: Parcel, items: tuple[str, ...] | None) -> Examined:
+def examine(parcel: Parcel, items: tuple[str, ...] | None, *, exact: bool = False) -> Examined:
     """Return what the elements say: their digest, and the figures that `items` names.
 
-    `items` is None for no figures.
+    `items` is None for no figures; with `exact` these have all their digits.
     """
     digest = xxhash.xxh3_128_hexdigest(parcel.data)
-    return Examined(parcel.ticket, parcel.head, digest, _figures(parcel, items))
+    return Examined(parcel.ticket, parcel.head, digest, _figures(parcel, items, exact))
 
 
 def encode(parcel: Parcel, record: Examined, codec: Codec) -> Encoded:
@@ -44,9 +44,9 @@ def encode_bin(parcel: Parcel, record: Examined, codec: Codec, layout: Layout) -
     return Encoded(record, start.suffix, parts, head_bytes=sum(map(len, start.parts)))
 
 
-def _figures(parcel: Parcel, items: tuple[str, ...] | None) -> tuple[str, ...] | None:
+def _figures(parcel: Parcel, items: tuple[str, ...] | None, exact: bool) -> tuple[str, ...] | None:
     head = parcel.head
     # MindSpore writes no row for a tensor without elements or with complex ones (3.5).
     if items is None or not head.byte_count or not statistics.countable(head.dtype):
         return None
-    return statistics.figures(items, head.dtype, parcel.data)
+    return statistics.figures(items, head.dtype, parcel.data, exact=exact)

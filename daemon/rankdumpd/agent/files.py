@@ -82,3 +82,19 @@ def sync_folder(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def make_folders(folder: Path, mode: int, *, synced: bool) -> None:
+    """Make a folder and those above it, where they are not there, with that mode."""
+    missing: list[Path] = []
+    while not folder.is_dir():
+        missing.append(folder)
+        folder = folder.parent
+    for path in reversed(missing):
+        try:
+            path.mkdir()
+        except FileExistsError:
+            continue
+        path.chmod(mode)
+        if synced:
+            sync_folder(path.parent)

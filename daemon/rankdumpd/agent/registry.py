@@ -159,7 +159,12 @@ def _check_same(known: SessionRequest, request: SessionRequest) -> None:
 def _introduce(session: Session, request: SessionRequest) -> None:
     try:
         outlet = session.outlet
-        metadata.introduce(outlet.tree, request, session.plan, outlet.stand.profile)
+        if outlet.layout.api is not None:
+            outlet.tree.make(
+                f"{outlet.layout.rank_folder(request.rank)}/{outlet.layout.api.folder}"
+            )
+        else:
+            metadata.introduce(outlet.tree, request, session.plan, outlet.stand.profile)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise RefusedError(

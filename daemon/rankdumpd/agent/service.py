@@ -168,7 +168,7 @@ class Agent:
 
     def _encode_and_write(self, parcel: Parcel) -> Outcome:
         outlet = self._registry.get(parcel.ticket.session_id).outlet
-        record = examine(parcel, outlet.items)
+        record = examine(parcel, outlet.items, exact=outlet.layout.api is not None)
         if outlet.joiner:
             if parcel.head.key.slot >= MOST_SLOTS:
                 return dropped(parcel.ticket, parcel.head, "slot_too_high")

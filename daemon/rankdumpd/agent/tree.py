@@ -11,21 +11,24 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from rankdump.codec import Buffer
-from rankdumpd.agent.files import WriteAll, copy_end, cut_torn, discard, sync_folder, write_all
+from rankdumpd.agent.files import (
+    WriteAll,
+    copy_end,
+    cut_torn,
+    discard,
+    sync_folder,
+    write_all,
+)
 from rankdumpd.agent.members import Piece
+from rankdumpd.agent.rooted import READ, Rooted
 from rankdumpd.agent.values import Original, Stamp
 
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
-_APPEND = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-_MAX_CHECKED = 4096
+_CHANGE = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+_APPEND = _CHANGE | os.O_APPEND
 
 
-class OutsideRootError(OSError):
-    """A folder of the tree leads out of it."""
-
-
-class Tree:
+class Tree(Rooted):
     """One root with its modes; safe to use from several threads."""
 
     def __init__(
@@ -34,24 +37,29 @@ class Tree:
         *,
         file_mode: int,
         folder_mode: int,
+        growing_mode: int | None = None,
         synced: bool = False,
         write: WriteAll = write_all,
     ) -> None:
-        self.root = Path(root)
+        """`growing_mode` is that of files to which is added, where it is another one."""
+        super().__init__(root, folder_mode=folder_mode, synced=synced)
         self.kind = f"{os.path.realpath(root)}:{file_mode:o}:{synced}"
         """Trees of one kind may link each other's files: root, mode and durability agree."""
-        self._file_mode, self._folder_mode = file_mode, folder_mode
-        self._synced = synced
+        self._file_mode = file_mode
+        self._growing_mode = file_mode if growing_mode is None else growing_mode
         self._write = write
-        self._checked: dict[str, Path] = {}
         self._append_lock = threading.Lock()
 
-    def put(self, folder: str, name: str, parts: Sequence[Buffer], *, mark: str) -> Stamp:
+    def put(
+        self, folder: str, name: str, parts: Sequence[Buffer], *, mark: str, replaces: bool = True
+    ) -> Stamp:
         """Make or replace a file at one blow; `mark` names the hidden file it grows in.
 
         Nobody else may use the same mark at the same time: what a crash left under it is removed.
+        FileExistsError where it `replaces` none and something has its name already.
         """
-        return self._grow(folder, name, mark, lambda opened: self._write(opened, parts))
+        place = os.rename if replaces else os.link
+        return self._grow(folder, name, mark, lambda opened: self._write(opened, parts), place)
 
     def join(
         self, folder: str, name: str, head: bytes, pieces: Sequence[Piece], *, mark: str
@@ -71,7 +79,7 @@ class Tree:
     def move(self, path: str, name: str) -> None:
         """Give a file another name in its folder; one that has it already keeps it."""
         folder, _, present = path.rpartition("/")
-        where = self._folder(folder)
+        where = self.path_of(folder)
         try:
             os.rename(where / present, where / name)
         except FileNotFoundError:
@@ -85,7 +93,7 @@ class Tree:
         folders: set[Path] = set()
         for path in paths:
             folder, _, name = path.rpartition("/")
-            where = self._folder(folder)
+            where = self.path_of(folder)
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(where / name)
                 folders.add(where)
@@ -98,7 +106,7 @@ class Tree:
 
         The mark is one of `put`, under the same rule.
         """
-        where = self._folder(folder)
+        where = self.path_of(folder)
         source, temporary = f"{self.root}/{original.path}", f"{where}/.{mark}.tmp"
         try:
             os.link(source, temporary, follow_symlinks=False)
@@ -120,13 +128,13 @@ class Tree:
 
     def claim(self, folder: str, name: str, who: str) -> bool:
         """Put a name down for somebody; return whether it is theirs, now or since earlier."""
-        path = f"{self._folder(folder)}/{name}"
+        path = f"{self.path_of(folder)}/{name}"
         for _ in range(2):
             try:
                 # A link is there with its text or not at all, on a shared disk as well.
                 os.symlink(who, path)
             except FileNotFoundError:
-                self._make_folders(Path(path).parent)
+                self.make_way(Path(path).parent)
             except FileExistsError:
                 break
         return os.readlink(path) == who
@@ -136,28 +144,28 @@ class Tree:
 
         The file is made when it is not there; a last line that a crash left torn is cut off first.
         """
-        path = self._folder(folder) / name
+        path = self.path_of(folder) / name
         data = "".join(f"{line}\n" for line in lines).encode()
         with self._append_lock:
-            opened = self._open_for_append(path)
-            self._filled(opened, lambda file: self._write(file, (data,)), appending=True)
+            opened = self._open_to_grow(path, _APPEND)
+            write = self._write
+            self._filled(opened, lambda file: write(file, (data,)), self._growing_mode, cut_torn)
 
-    def lines(self, folder: str, name: str) -> list[str]:
-        """Return the whole lines of a small file of lines; none when it is not there."""
-        path = self._folder(folder) / name
-        try:
-            descriptor = os.open(path, _READ)
-        except FileNotFoundError:
-            return []
-        with os.fdopen(descriptor, encoding="utf-8", errors="replace", newline="\n") as file:
-            return file.read().split("\n")[:-1]
+    def change(self, folder: str, name: str, change: Callable[[int], None]) -> None:
+        """Let a file that grows be changed where it stands; made when it is not there."""
+        with self._append_lock:
+            opened = self._open_to_grow(self.path_of(folder) / name, _CHANGE)
+            self._filled(opened, change, self._growing_mode, lambda _: None)
 
-    def has(self, folder: str, name: str) -> bool:
-        """Return whether something of that name is there."""
-        return os.path.lexists(self._folder(folder) / name)
-
-    def _grow(self, folder: str, name: str, mark: str, fill: Callable[[int], None]) -> Stamp:
-        where = self._folder(folder)
+    def _grow(
+        self,
+        folder: str,
+        name: str,
+        mark: str,
+        fill: Callable[[int], None],
+        place: Callable[[str, str], None] = os.rename,
+    ) -> Stamp:
+        where = self.path_of(folder)
         temporary = f"{where}/.{mark}.tmp"
         # With the mode it will have: changing it later would be one more call for every file.
         try:
@@ -166,42 +174,49 @@ class Tree:
             self._make_way(temporary, error)
             descriptor = os.open(temporary, _CREATE, self._file_mode)
         try:
-            stamp = self._filled(descriptor, fill)
-            os.rename(temporary, f"{where}/{name}")
+            stamp = self._filled(descriptor, fill, self._file_mode)
+            place(temporary, f"{where}/{name}")
         except BaseException:
             discard(temporary)
             raise
+        if place is not os.rename:
+            discard(temporary)
         if self._synced:
             sync_folder(where)
         return stamp
 
     def _copy(self, piece: Piece, target: int) -> None:
         folder, _, name = piece.path.rpartition("/")
-        source = os.open(self._folder(folder) / name, _READ)
+        source = os.open(self.path_of(folder) / name, READ)
         try:
             copy_end(source, target, piece.start, piece.length, self._write)
         finally:
             os.close(source)
 
     def _filled(
-        self, descriptor: int, fill: Callable[[int], None], *, appending: bool = False
+        self,
+        descriptor: int,
+        fill: Callable[[int], None],
+        mode: int,
+        mend: Callable[[int], int | None] = lambda _: 0,
     ) -> Stamp:
-        behind = 0
+        """Fill a file, then close it; `mend` says what of it stays when that fails."""
+        behind: int | None = None
         try:
-            if appending:
-                behind = cut_torn(descriptor)
+            behind = mend(descriptor)
             fill(descriptor)
             facts = os.fstat(descriptor)
             # The process may mask bits, and a folder may have rules of its own.
-            if stat.S_IMODE(facts.st_mode) != self._file_mode:
-                os.fchmod(descriptor, self._file_mode)
+            if stat.S_IMODE(facts.st_mode) != mode:
+                os.fchmod(descriptor, mode)
             if self._synced:
                 os.fsync(descriptor)
             return _stamp(facts)
         except BaseException:
             # The next line would become part of a torn one.
-            with contextlib.suppress(OSError):
-                os.ftruncate(descriptor, behind)
+            if behind is not None:
+                with contextlib.suppress(OSError):
+                    os.ftruncate(descriptor, behind)
             raise
         finally:
             os.close(descriptor)
@@ -212,50 +227,23 @@ class Tree:
         Folders are nearly always there: asking first would cost a call for every file.
         """
         if isinstance(error, FileNotFoundError):
-            self._make_folders(Path(path).parent)
+            self.make_way(Path(path).parent)
         elif isinstance(error, FileExistsError):
             os.unlink(path)
         else:
             raise error
 
-    def _open_for_append(self, path: Path) -> int:
+    def _open_to_grow(self, path: Path, flags: int) -> int:
         try:
-            return os.open(path, _APPEND, 0o600)
+            return os.open(path, flags, 0o600)
         except FileNotFoundError:
-            self._make_folders(path.parent)
+            self.make_way(path.parent)
         except PermissionError:
             # The plan's mode is usually read-only, for the owner too.
             if not stat.S_ISREG(path.lstat().st_mode):
                 raise
-            path.chmod(self._file_mode | stat.S_IRUSR | stat.S_IWUSR)
-        return os.open(path, _APPEND, 0o600)
-
-    def _folder(self, folder: str) -> Path:
-        known = self._checked.get(folder)
-        if known:
-            return known
-        where = self.root / folder
-        real, root = where.resolve(), self.root.resolve()
-        if not real.is_relative_to(root):
-            raise OutsideRootError(errno.EXDEV, f"folder leads to {real}, outside {root}", where)
-        if len(self._checked) >= _MAX_CHECKED:
-            self._checked.clear()
-        self._checked[folder] = where
-        return where
-
-    def _make_folders(self, folder: Path) -> None:
-        missing: list[Path] = []
-        while not folder.is_dir():
-            missing.append(folder)
-            folder = folder.parent
-        for path in reversed(missing):
-            try:
-                path.mkdir()
-            except FileExistsError:
-                continue
-            path.chmod(self._folder_mode)
-            if self._synced:
-                sync_folder(path.parent)
+            path.chmod(self._growing_mode | stat.S_IRUSR | stat.S_IWUSR)
+        return os.open(path, flags, 0o600)
 
 
 def _stamp(facts: os.stat_result) -> Stamp:

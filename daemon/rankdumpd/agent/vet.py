@@ -56,4 +56,6 @@ def _contradiction_of(plan: DumpPlan) -> str:
         return "file_format 'bin' with saved_data 'full': only npy files have figures beside them"
     if by_operator and content.saved == "full":
         return "a table in the place of each operator's file, with saved_data 'full'"
+    if LAYOUTS[output.layout].api is not None and content.saved == "tensor":
+        return f"layout {output.layout!r} with saved_data 'tensor': its tensors all have a line"
     return ""

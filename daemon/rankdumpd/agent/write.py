@@ -1,6 +1,6 @@
 """Encoded records to files of the tree, or to a drop with its reason; knows no gRPC.
 
-A record's row of `statistic.csv` is made here, spelt like its file, and written later, in order.
+A record's line of its table is made here, spelt like its file, and written later, in order.
 """
 
 from __future__ import annotations
@@ -13,22 +13,24 @@ from dataclasses import replace
 from rankdump.codec import codec_of
 from rankdump.contract.exchange import RecordHead
 from rankdump.contract.key import TensorKey
-from rankdump.contract.layout import statistic_csv
 from rankdump.contract.layout.layouts import Layout
-from rankdump.contract.layout.mindspore_sync import STATISTIC_FILE
 from rankdump.contract.layout.place import Place, Stand
+from rankdumpd.agent.lines import Lines
 from rankdumpd.agent.members import Membership, member_text
 from rankdumpd.agent.names import Names
-from rankdumpd.agent.tree import OutsideRootError, Tree
+from rankdumpd.agent.rooted import OutsideRootError
+from rankdumpd.agent.tree import Tree
 from rankdumpd.agent.values import (
     Encoded,
     Examined,
     Fate,
     Original,
     Outcome,
-    TableRow,
     dropped,
 )
+
+NAME_TAKEN = "name_taken"
+"""Another tensor of the dump has the name of its file."""
 
 _log = logging.getLogger(__name__)
 
@@ -43,10 +45,12 @@ class Writer:
         *,
         layout: Layout,
         stand: Stand,
+        lines: Lines,
         device_target: str,
     ) -> None:
         self._tree, self._names = tree, names
         self._layout, self._stand, self._device_target = layout, stand, device_target
+        self._lines = lines
         self._lock = threading.Lock()
         self._logged: set[str] = set()
 
@@ -57,8 +61,15 @@ class Writer:
         place = self._place(key, encoded)
         try:
             self._names.note(place)
+            # Where no time is in the name, what has it already may be another tensor.
+            again = self._layout.api is None
             parts, mark = encoded.parts, _mark(record)
-            stamp = self._tree.put(place.folder, place.name, parts, mark=mark)
+            stamp = self._tree.put(place.folder, place.name, parts, mark=mark, replaces=again)
+        except FileExistsError as error:
+            if not self._is_there(place, encoded):
+                self._log_once(logging.ERROR, "gives two tensors one name", error, record)
+                return dropped(record.ticket, record.head, NAME_TAKEN)
+            stamp = None
         except OSError as error:
             reason = reason_of(error)
             self._log_once(logging.ERROR, f"drops records, reason {reason}", error, record)
@@ -69,9 +80,9 @@ class Writer:
             Fate.STORED,
             path=place.path,
             digest=record.digest,
-            bytes_stored=stamp.size_bytes,
-            row=self._row(record, place),
-            original=Original(place.path, stamp),
+            bytes_stored=sum(map(len, encoded.parts)),
+            row=self._lines.of_record(record, place),
+            original=None if stamp is None else Original(place.path, stamp),
             membership=self._membership(key, encoded),
         )
 
@@ -81,6 +92,8 @@ class Writer:
         place = self._layout.place_of(key, self._stand, codec_of(original.path).suffix)
         if place.path == original.path:
             return None  # sent again: its own file is no other's
+        if self._layout.api is not None and self._tree.has(place.folder, place.name):
+            return None
         try:
             self._names.note(place)
             self._tree.link(original, place.folder, place.name, mark=_mark(record))
@@ -93,7 +106,7 @@ class Writer:
             Fate.LINKED,
             path=place.path,
             digest=record.digest,
-            row=self._row(record, place),
+            row=self._lines.of_record(record, place),
             membership=self._membership(key),
         )
 
@@ -102,9 +115,10 @@ class Writer:
         key = head.key
         element = self._stand.profile.element_of(head.dtype, self._device_target)
         tensor_format = self._layout.tensor_format(head.shape)
-        if (key.element, key.tensor_format) == (element, tensor_format):
+        argument = head.argument if self._layout.api is not None else ""
+        if (key.element, key.tensor_format, key.argument) == (element, tensor_format, argument):
             return key
-        return replace(key, element=element, tensor_format=tensor_format)
+        return replace(key, element=element, tensor_format=tensor_format, argument=argument)
 
     def _place(self, key: TensorKey, encoded: Encoded) -> Place:
         kind = self._layout.member_place if encoded.head_bytes else self._layout.place_of
@@ -119,11 +133,12 @@ class Writer:
         whole = self._layout.operator_place(key, self._stand, encoded.suffix)
         return Membership(member, whole, encoded.head_bytes)
 
-    def _row(self, record: Examined, place: Place) -> TableRow | None:
-        if record.figures is None:
-            return None
-        text = statistic_csv.row(record.head, record.figures, self._stand.profile)
-        return TableRow(Place(place.folder, STATISTIC_FILE), text)
+    def _is_there(self, place: Place, encoded: Encoded) -> bool:
+        """Return whether a file is just this record, sent again or marked once more."""
+        try:
+            return self._tree.holds(place.folder, place.name, encoded.parts)
+        except OSError:
+            return False
 
     def _log_once(self, level: int, said: str, error: OSError, record: Examined) -> None:
         with self._lock:

@@ -1,6 +1,9 @@
 """A small encoder on two ranks in one of three versions: plain, disturbed or nan.
 
-torchrun --nproc-per-node 2 two_versions.py CASE
+torchrun --nproc-per-node 2 two_versions.py CASE|all [FOLDER]
+
+The modules are dumped as the plan says. With a folder it is all three versions one after the other,
+and the calls of torch's API, each into a folder of its own below it.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import rankdump
+from rankdump import migrator
 
 STEPS = 2
 BAD_RANK = 1
@@ -38,8 +42,9 @@ class Block(nn.Module):
         super().__init__()
         self.attention = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
         self.first = nn.LayerNorm(WIDTH)
-        self.narrow = nn.Linear(2 * WIDTH, WIDTH)
-        self.wide = nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), self.narrow)
+        narrow = nn.Linear(2 * WIDTH, WIDTH)
+        self.wide = nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), narrow)
+        self.inner = (narrow,)
         self.spoiler = Spoiler()
         self.second = nn.LayerNorm(WIDTH)
 
@@ -63,30 +68,42 @@ class Encoder(nn.Module):
         return self.classify(self.blocks(self.embed(rows)).mean(dim=1))
 
 
-def train(case: str, rank: int) -> None:
+def train(case: str, rank: int, folder: str) -> None:
     torch.manual_seed(0)
     net = Encoder()
     if case == "disturbed":
         with torch.no_grad():
-            net.parts[2].narrow.weight += 0.001
+            net.parts[2].inner[0].weight += 0.001
     model = DistributedDataParallel(net)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    session = rankdump.attach(model)
+    session = None if folder else rankdump.attach(model)
+    if folder:
+        migrator.api_dump_init(model, folder, retain_backward=True)
+        migrator.api_dump_start()
     data = torch.Generator().manual_seed(100 + rank)
     for step in range(STEPS):
-        session.step(step)
+        if session is not None:
+            session.step(step)
         net.parts[1].spoiler.active = case == "nan" and rank == BAD_RANK and step == 1
         rows = torch.randn(4, 8, 8, generator=data)
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(rows), torch.arange(4)).backward()
         optimizer.step()
-    session.close()
+    if session is not None:
+        session.close()
+    else:
+        migrator.api_dump_stop()
 
 
 def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    train(sys.argv[1], dist.get_rank())
+    case, *folder = sys.argv[1:]
+    if folder:
+        for each in ("plain", "disturbed", "nan"):
+            train(each, dist.get_rank(), f"{folder[0]}/{each}")
+    else:
+        train(case, dist.get_rank(), "")
     gc.collect()
     dist.destroy_process_group()
 

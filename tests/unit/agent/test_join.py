@@ -21,11 +21,13 @@ from rankdump.contract.dumpdata import OpInput, OpOutput
 from rankdump.contract.key import Side
 from rankdump.contract.layout.layouts import LAYOUTS
 from rankdump.contract.layout.place import Stand
+from rankdump.contract.plan import DumpPlan, Output
 from rankdumpd.agent import files as plain_files
 from rankdumpd.agent.binhead import bin_head
 from rankdumpd.agent.encode import encode_bin, examine
 from rankdumpd.agent.files import write_all
 from rankdumpd.agent.join import Joiner
+from rankdumpd.agent.lines import lines_of
 from rankdumpd.agent.members import BinTensor, Member
 from rankdumpd.agent.names import Names
 from rankdumpd.agent.tree import Tree
@@ -52,7 +54,10 @@ class Room:
         tree = Tree(str(root), file_mode=0o440, folder_mode=0o750, **fields)
         names, stand = Names(tree), Stand(str(root), 5, "20250102030405")
         self.codec = codec_named(codec)
-        self.writer = Writer(tree, names, layout=CANN, stand=stand, device_target="CPU")
+        lines = lines_of(DumpPlan(output=Output(str(root))), CANN, stand, 0)
+        self.writer = Writer(
+            tree, names, layout=CANN, stand=stand, lines=lines, device_target="CPU"
+        )
         self.joiner = Joiner(tree, names, self.codec, CANN)
 
     def member(self, sequence: int, head, array: np.ndarray) -> Member:

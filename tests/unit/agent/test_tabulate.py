@@ -137,3 +137,32 @@ def test_a_long_name_is_mapped_before_its_table_is_there(tmp_path):
         tables(tmp_path).add([TableRow(place, text)])
     assert lines(tmp_path, "0/a", "123") == [HEADER, "first", "second"]
     assert lines(tmp_path, "0/a", "mapping.csv") == [f"123,{place.mapped_from}"]
+
+
+def test_rows_of_several_batches_stand_once_after_a_crash(tmp_path):
+    """What an earlier life wrote is recognised in every batch that comes again."""
+    tables(tmp_path).add(ROWS)
+    again = tables(tmp_path)
+    for each in ROWS:
+        again.add([each])
+    more = row("rank_0/Net/0/0", "more")
+    again.add([more, more])
+    assert lines(tmp_path) == [HEADER, *texts([*ROWS, more, more])]
+
+
+def test_a_table_without_a_header(tmp_path):
+    """Rows alone; the same row twice is two, before a crash and after."""
+    rows = [ROWS[0], ROWS[1], ROWS[0]]
+    tables(tmp_path, "").add(rows)
+    again = tables(tmp_path, "")
+    again.add(rows[:2])
+    again.add([rows[2], ROWS[3]])
+    assert lines(tmp_path) == texts([*rows, ROWS[3]])
+
+
+def test_a_new_session_takes_no_row_for_its_own(tmp_path):
+    """Another session's line of the same text is not the one that is added."""
+    tables(tmp_path, "").add(ROWS[:1])
+    tree = Tree(str(tmp_path), file_mode=0o440, folder_mode=0o750)
+    Tables(tree, Names(tree), "", looks_back=False).add(ROWS[:2])
+    assert lines(tmp_path) == texts([ROWS[0], *ROWS[:2]])

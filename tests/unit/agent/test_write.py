@@ -13,7 +13,9 @@ from rankdump.contract.key import Side
 from rankdump.contract.layout.layouts import LAYOUTS
 from rankdump.contract.layout.place import Stand
 from rankdump.contract.layout.profile import PROFILES
+from rankdump.contract.plan import DumpPlan, Output
 from rankdumpd.agent.files import write_all
+from rankdumpd.agent.lines import lines_of
 from rankdumpd.agent.names import Names
 from rankdumpd.agent.tree import Tree
 from rankdumpd.agent.values import Encoded, Examined, Fate, Original, Ticket
@@ -34,8 +36,14 @@ def writer_of(
     device_target: str = "CPU",
 ) -> Writer:
     stand = Stand(str(tree.root), 5, "20250102030405", PROFILES[profile])
+    lines = lines_of(DumpPlan(output=Output(stand.root)), LAYOUTS[layout], stand, 0)
     return Writer(
-        tree, Names(tree), layout=LAYOUTS[layout], stand=stand, device_target=device_target
+        tree,
+        Names(tree),
+        layout=LAYOUTS[layout],
+        stand=stand,
+        lines=lines,
+        device_target=device_target,
     )
 
 

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import pytest
 
-from rankdump.cli.ask import drain, serving
+from rankdump.cli.ask import drain
 from rankdump.cli.commands import answer
 from rankdump.contract.events import EventKind
 from rankdump.contract.findings import Finding, FindingKind
@@ -20,6 +20,7 @@ from rankdump.contract.status import (
     SessionStatus,
     StatusView,
 )
+from rankdump.embedded import serving
 from rankdump.wire.v1 import (
     agent_pb2,
     agent_pb2_grpc,

@@ -271,7 +271,7 @@ def test_status_of_an_unbalanced_tree_is_wrong(grown, capsys):
         (["status", ".", "--agent", "unix:x"], "do not go together"),
         (["status", "--job", "j", "--agent", "unix:x"], "do not go together"),
         (["run"], "Missing argument"),
-        (["run", "--", "true"], "no configuration"),
+        (["run", "--output", ".", "--", "true"], "give --config"),
         (["run", "--config", "/nowhere.json", "--", "true"], "/nowhere.json"),
     ],
 )

@@ -53,7 +53,7 @@ class Gradients:
             return
         for leaf in leaves:
             tensor = leaf.value
-            if not isinstance(tensor, Tensor) or not _hookable(tensor):
+            if not isinstance(tensor, Tensor) or not hookable(tensor):
                 continue
             place = (side, leaf.slot)
             if again and place in call.watched:
@@ -109,7 +109,7 @@ class _Arrival:
             shielded(self._gradients.take, self._gradients.failed, self._call, self._side, leaf)
 
 
-def _hookable(tensor: Tensor) -> bool:
+def hookable(tensor: Tensor) -> bool:
     """Return whether autograd will bring a gradient here that no one else records."""
     if not tensor.requires_grad or isinstance(tensor, Parameter):
         return False

@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
+from torch.overrides import TorchFunctionMode
+from torch.utils._device import DeviceContext
 
 _C: Any = torch._C
 _functorch: Any = getattr(_C, "_functorch", None)
@@ -106,6 +108,49 @@ def unobserved() -> Generator[None]:
         yield
 
 
+def has_mode(mode: TorchFunctionMode) -> bool:
+    """Return whether a function mode is on this thread's stack."""
+    depth = _C._len_torch_function_stack()
+    return any(_C._get_function_stack_at(at) is mode for at in reversed(range(depth)))
+
+
+def put_mode(mode: TorchFunctionMode) -> None:
+    """Put a function mode on this thread's stack, below those that a block of the script ends.
+
+    The default device's is the lowest: torch looks for it there.
+    """
+    above: list[TorchFunctionMode] = []
+    while _C._len_torch_function_stack():
+        above.append(_C._pop_torch_function_stack())
+    if above and isinstance(above[-1], DeviceContext):
+        _C._push_on_torch_function_stack(above.pop())
+    for each in (mode, *reversed(above)):
+        _C._push_on_torch_function_stack(each)
+
+
+def take_mode(mode: TorchFunctionMode) -> bool:
+    """Take a function mode off this thread's stack, wherever it is; return whether it was there."""
+    if not has_mode(mode):
+        return False
+    above: list[TorchFunctionMode] = []
+    while (top := _C._pop_torch_function_stack()) is not mode:
+        above.append(top)
+    for each in reversed(above):
+        _C._push_on_torch_function_stack(each)
+    return True
+
+
+def called_past_modes(function: Callable[..., Any], types: Any, args: Any, kwargs: Any) -> Any:
+    """Call a function of which this thread's highest mode does not hear, but of what it calls.
+
+    In a torch too old for this the mode hears of neither.
+    """
+    if hasattr(_C, "_skip_one_hop_torch_function"):
+        return _C._skip_one_hop_torch_function(function, types, args, kwargs)
+    with outside_modes():
+        return function(*args, **kwargs)
+
+
 def _as_typed() -> AbstractContextManager[Any]:
     # Without this a torch too old for it may compute in the types that autocast likes better.
     return _C._DisableAutocast() if hasattr(_C, "_DisableAutocast") else nullcontext()
@@ -142,8 +187,13 @@ def compiled_call(module: Module) -> Callable[..., Any] | None:
     return getattr(module, "_compiled_call_impl", None)
 
 
-def set_compiled_call(module: Module, call: Callable[..., Any]) -> None:
-    """Replace what `Module.compile` has put in the place of the module's call."""
+def plain_call(module: Module) -> Callable[..., Any]:
+    """Return the module's own call, with its hooks."""
+    return module._call_impl
+
+
+def set_compiled_call(module: Module, call: Callable[..., Any] | None) -> None:
+    """Replace what `Module.compile` has put in the place of the module's call; None for nothing."""
     module._compiled_call_impl = call
 
 

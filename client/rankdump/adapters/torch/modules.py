@@ -9,16 +9,38 @@ and once after it, also when the call raised.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 from torch.nn import Module
 from torch.utils.hooks import RemovableHandle
 
-from rankdump.adapters.torch.calls import Calls
 from rankdump.adapters.torch.guard import shielded, uncompiled
-from rankdump.adapters.torch.internals import compiled_call, set_compiled_call, traced
+from rankdump.adapters.torch.internals import (
+    compiled_call,
+    plain_call,
+    set_compiled_call,
+    traced,
+)
 from rankdump.adapters.torch.scopes import Operator, Tree
+
+
+class Calls(Protocol):
+    """What hears of every call of a module."""
+
+    def enter(
+        self, operator: Operator, args: Sequence[object], kwargs: Mapping[str, object]
+    ) -> None:
+        """Open a call."""
+        ...
+
+    def leave(self, operator: Operator, result: object) -> None:
+        """Close a call; the result of one that raised is None."""
+        ...
+
+    def failed(self, error: Exception) -> None:
+        """Report that a hook could not do its work."""
+        ...
 
 
 class Installation:
@@ -28,7 +50,7 @@ class Installation:
         self.tree = tree
         self._handles: list[RemovableHandle] = []
         self._befores: list[_Before] = []
-        self._bounded: list[tuple[Module, _Boundary]] = []
+        self._bounded: list[tuple[Module, _Boundary, Callable[..., Any] | None]] = []
         for operator in tree.operators:
             if operator.in_place:
                 self._bound(operator, calls)
@@ -41,9 +63,9 @@ class Installation:
             handle.remove()
         for before in self._befores:
             before.installed = False
-        for module, boundary in self._bounded:
+        for module, boundary, before in self._bounded:
             if compiled_call(module) is boundary:
-                set_compiled_call(module, boundary.inner)
+                set_compiled_call(module, before)
         self._handles.clear()
         self._befores.clear()
         self._bounded.clear()
@@ -58,11 +80,10 @@ class Installation:
         self._handles += (before, after)
 
     def _bound(self, operator: Operator, calls: Calls) -> None:
-        inner = compiled_call(operator.module)
-        if inner is not None:
-            boundary = _Boundary(operator, calls, inner)
-            set_compiled_call(operator.module, boundary)
-            self._bounded.append((operator.module, boundary))
+        before = compiled_call(operator.module)
+        boundary = _Boundary(operator, calls, before or plain_call(operator.module))
+        set_compiled_call(operator.module, boundary)
+        self._bounded.append((operator.module, boundary, before))
 
 
 class _OfOperator:
@@ -97,7 +118,7 @@ class _After(_OfOperator):
 
 
 class _Boundary(_OfOperator):
-    """Stands before the compiled call of a module."""
+    """Stands before the call of a module that must have no hooks, as one that is compiled."""
 
     def __init__(self, operator: Operator, calls: Calls, inner: Callable[..., Any]) -> None:
         super().__init__(operator, calls)

@@ -56,6 +56,8 @@ class Tree:
 
     operators: tuple[Operator, ...]
     notes: tuple[str, ...]
+    fused: tuple[Operator, ...] = ()
+    """Modules that a hook would change: only their own call can be seen, in its place."""
 
     def same_as(self, other: Tree) -> bool:
         """Return whether the same modules stand under the same names."""
@@ -68,7 +70,7 @@ def tree_of(model: Module) -> Tree:
     """Name the modules of a model; one used in several places has the name of the first."""
     walk = _Walk()
     walk.visit(model, "", ())
-    return Tree(tuple(walk.operators), tuple(sorted(walk.notes)))
+    return Tree(tuple(walk.operators), tuple(sorted(walk.notes)), tuple(walk.fused))
 
 
 def named_parameters(model: Module) -> Iterator[tuple[str, Parameter]]:
@@ -135,6 +137,7 @@ class _Walk:
     def __init__(self) -> None:
         self.operators: list[Operator] = []
         self.notes: set[str] = set()
+        self.fused: list[Operator] = []
         self._seen: set[int] = set()
 
     def visit(self, module: Module, name: str, above: tuple[tuple[str, str], ...]) -> None:
@@ -143,10 +146,12 @@ class _Walk:
             return
         self._seen.add(id(module))
         note = _unobservable(module)
+        parts = (*above, (name, class_name(module)))
         if note:
             self.notes.add(note)
+            if note == FUSED:
+                self.fused.append(Operator(module, scope_of(parts), boundary=True, in_place=True))
             return
-        parts = (*above, (name, class_name(module)))
         inner = _wrapped(module)
         if inner is not None:
             if _wrapper_kind(module) == _COMPILED:

@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass, replace
 
 from rankdump.contract.key import TensorKey
-from rankdump.contract.layout import cann_name
+from rankdump.contract.layout import cann_name, mindspore_sync
 from rankdump.contract.layout.file_name import UNKNOWN_ID
 from rankdump.contract.layout.place import Place, Stand, folder_name
 
@@ -29,6 +29,11 @@ class CannLayout:
     """There are folders of models and iterations below the device's."""
     steps: bool = False
     """A folder of the iteration stands in front."""
+
+    @property
+    def api(self) -> None:
+        """It is no api dump."""
+        return None
 
     @property
     def shares_stamps(self) -> bool:
@@ -48,6 +53,10 @@ class CannLayout:
     def tensor_format(self, shape: tuple[int, ...]) -> str:
         """Return the word for the format of a tensor in the host's memory."""
         return cann_name.host_format(shape)
+
+    def rank_folder(self, rank: int) -> str:
+        """Return the folder of what is written of a rank beside its tensors."""
+        return mindspore_sync.rank_folder(rank)
 
     def folder_of(
         self, stand: Stand, *, rank: int, net_name: str, graph: int, iteration: int, constant: bool

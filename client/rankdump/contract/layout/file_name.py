@@ -89,6 +89,8 @@ class FileName:
     """Iteration, of a captured stream."""
     part: tuple[int, ...] = ()
     """Task type, context, thread and device of a part of an FFTS task."""
+    argument: str = ""
+    """Where in its call the tensor stood, in a dump of APIs."""
 
     @property
     def context(self) -> int:

@@ -1,6 +1,7 @@
 """Which folders of a root hold dumped files, and what their names say of them. Pure.
 
     rank_{rank}/{net}/{graph}/{iteration}|constants/                       MindSpore's, all releases
+    rank{rank}/{framework}_api_dump/                                       api_dump's, beside tables
     [{step}/]{YYYYmmddHHMMSS}/{device}/                                    CANN: single operators
     [{step}/]{YYYYmmddHHMMSS}/{device}/{iteration}/                        CANN: collectives
     [{step}/]{YYYYmmddHHMMSS}/{device}/[{model}/]{model id}/{iteration}/   CANN: models
@@ -19,6 +20,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from functools import reduce
 
+from rankdump.contract.layout.api_tree import is_tensor_folder
 from rankdump.contract.layout.file_name import NUMBER
 from rankdump.contract.layout.mindspore_sync import (
     CONSTANT_FOLDER,
@@ -26,10 +28,10 @@ from rankdump.contract.layout.mindspore_sync import (
     ORDER_FOLDER,
 )
 
-RANK_FOLDER = re.compile(rf"rank_({NUMBER})")
+RANK_FOLDER = re.compile(rf"rank(_?)({NUMBER})")
 FORMS = (
-    "rank_0/ (MindSpore), [STEP/]YYYYmmddHHMMSS/DEVICE/ (CANN), DEVICE/ (its captured streams) "
-    "or extra-info/data-dump/DEVICE/ (its exceptions)"
+    "rank_0/ (MindSpore), rank0/ (api_dump), [STEP/]YYYYmmddHHMMSS/DEVICE/ (CANN), DEVICE/ (its "
+    "captured streams) or extra-info/data-dump/DEVICE/ (its exceptions)"
 )
 """What a root can hold, in one line."""
 DEEPEST = 6
@@ -48,6 +50,8 @@ class Names(Enum):
 
     NONE = "it holds no dumped files"
     RANK = "MindSpore's"
+    API = "by calls of APIs"
+    API_TABLES = "it holds the tables of a dump of APIs"
     CANN = "CANN's"
     CAPTURED = "CANN's, with the number of the iteration"
     EXCEPTION = "CANN's, of exceptions"
@@ -100,7 +104,10 @@ def is_number(name: str) -> bool:
 def _in_root(folder: Folder, name: str) -> Folder | None:
     rank = RANK_FOLDER.fullmatch(name)
     if rank:
-        return Folder(rank=int(rank[1]), base=name, enter=_in_rank)
+        number = int(rank[2])
+        if rank[1]:
+            return Folder(rank=number, base=name, enter=_in_rank)
+        return Folder(Names.API_TABLES, rank=number, base=name, enter=_in_api_rank)
     if _TIME.fullmatch(name):
         return Folder(base=name, enter=_in_time)
     if is_number(name):
@@ -114,6 +121,10 @@ def _in_root(folder: Folder, name: str) -> Folder | None:
 def _in_rank(folder: Folder, name: str) -> Folder | None:
     known = _NET.fullmatch(name) and name not in (ORDER_FOLDER, GRAPH_FOLDER)
     return replace(folder, net_name=name, enter=_in_net) if known else None
+
+
+def _in_api_rank(folder: Folder, name: str) -> Folder | None:
+    return replace(folder, names=Names.API, enter=None) if is_tensor_folder(name) else None
 
 
 def _in_net(folder: Folder, name: str) -> Folder | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from rankdump.contract.key import TensorKey
+from rankdump.contract.layout.api_tree import ApiFiles, ApiLayout
 from rankdump.contract.layout.cann import CannLayout
 from rankdump.contract.layout.place import Place, Stand
 from rankdump.contract.layout.synchronous import SynchronousLayout
@@ -19,6 +20,15 @@ class Layout(Protocol):
     @property
     def name(self) -> str:
         """What a plan calls it."""
+        ...
+
+    @property
+    def api(self) -> ApiFiles | None:
+        """What the files of an api dump are called; None for any other tree.
+
+        Tensors are named by their place in the call there, figures have all their digits, and
+        stand in one file of the rank.
+        """
         ...
 
     @property
@@ -38,6 +48,10 @@ class Layout(Protocol):
 
     def tensor_format(self, shape: tuple[int, ...]) -> str:
         """Return the word for the format of a tensor in the host's memory."""
+        ...
+
+    def rank_folder(self, rank: int) -> str:
+        """Return the folder of what is written of a rank beside its tensors."""
         ...
 
     def folder_of(
@@ -75,6 +89,10 @@ LAYOUTS: dict[str, Layout] = {
         CannLayout("cann-op"),
         CannLayout("cann-op-step", steps=True),
         SynchronousLayout("mindspore-async", asynchronous=True),
+        ApiLayout("api-torch", ApiFiles("torch")),
+        ApiLayout("api-mindspore", ApiFiles("mindspore")),
+        ApiLayout("api-torch-1.0.18", ApiFiles("torch", extended=True)),
+        ApiLayout("api-mindspore-1.0.18", ApiFiles("mindspore", extended=True)),
     )
 }
 DEFAULT_LAYOUT = LAYOUTS["mindspore-sync"]

@@ -84,13 +84,18 @@ def place_of(key: TensorKey, suffix: str, profile: Profile = DEFAULT_PROFILE) ->
     element = f".{sanitised(key.element)}" if key.element and profile.element_token else ""
     name = (
         f"{operator}.{key.task}.{key.stream}.{key.timestamp_us}"
-        f".{key.side.value}.{key.slot}.{key.tensor_format}{element}.npy{suffix}"
+        f".{key.side.value}.{key.slot}.{key.tensor_format}{element}"
     )
-    folder = tensor_folder(key)
+    return shortened(tensor_folder(key), name, f".npy{suffix}")
+
+
+def shortened(folder: str, stem: str, suffix: str) -> Place:
+    """Return the place of a file, under a number where its name would be too long."""
+    name = stem + suffix
     if len(name.encode()) <= NAME_MAX_BYTES:
         return Place(folder, name)
     digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
-    return Place(folder, f"{int.from_bytes(digest, 'big')}.npy{suffix}", mapped_from=name)
+    return Place(folder, f"{int.from_bytes(digest, 'big')}{suffix}", mapped_from=name)
 
 
 @lru_cache(maxsize=_REMEMBERED)

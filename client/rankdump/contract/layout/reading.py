@@ -7,7 +7,7 @@ for each side and slot.
 from __future__ import annotations
 
 from rankdump.contract.key import Side, TensorKey
-from rankdump.contract.layout import mindspore_sync
+from rankdump.contract.layout import api_tree, mindspore_sync
 from rankdump.contract.layout.file_name import (
     ACLNN,
     FileKind,
@@ -37,6 +37,8 @@ def file_in(folder: Folder, name: str) -> FileName | None:
     """Return what a name in a folder says; None when it is no dumped file's."""
     if folder.names is Names.RANK:
         return _in_rank(name)
+    if folder.names in (Names.API, Names.API_TABLES):
+        return api_tree.file_of(name) if folder.names is Names.API else None
     if folder.names is Names.EXCEPTION:
         return parsed_exception(name)
     file = parsed(name) if folder.names is not Names.NONE else None
@@ -74,6 +76,7 @@ def key_in(
         tensor_format=file.tensor_format,
         constant=folder.constant,
         element=file.element,
+        argument=file.argument,
     )
 
 

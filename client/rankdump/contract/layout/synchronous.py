@@ -22,6 +22,11 @@ class SynchronousLayout:
     """Files are named as CANN names them."""
 
     @property
+    def api(self) -> None:
+        """It is no api dump."""
+        return None
+
+    @property
     def shares_stamps(self) -> bool:
         """Whether all tensors of one call of an operator have the time stamp of the first."""
         return self.asynchronous
@@ -39,6 +44,10 @@ class SynchronousLayout:
     def tensor_format(self, shape: tuple[int, ...]) -> str:
         """Return the word for the format of a tensor in the host's memory."""
         return cann_name.host_format(shape) if self.asynchronous else "DefaultFormat"
+
+    def rank_folder(self, rank: int) -> str:
+        """Return the folder of what is written of a rank beside its tensors."""
+        return tree.rank_folder(rank)
 
     def folder_of(
         self, stand: Stand, *, rank: int, net_name: str, graph: int, iteration: int, constant: bool

@@ -249,6 +249,7 @@ class Frame(google.protobuf.message.Message):
     KERNEL_ARGUMENTS_FIELD_NUMBER: builtins.int
     FIGURE_ROWS_FIELD_NUMBER: builtins.int
     TIMEOUTS_FIELD_NUMBER: builtins.int
+    CALL_STACKS_FIELD_NUMBER: builtins.int
     sequence: builtins.int
     """Rises by one per frame of a session; a record's chunks repeat its number."""
     @property
@@ -269,6 +270,8 @@ class Frame(google.protobuf.message.Message):
     def figure_rows(self) -> global___FigureRows: ...
     @property
     def timeouts(self) -> rankdump.wire.v1.events_pb2.Timeouts: ...
+    @property
+    def call_stacks(self) -> global___CallStacks: ...
     def __init__(
         self,
         *,
@@ -282,10 +285,11 @@ class Frame(google.protobuf.message.Message):
         kernel_arguments: global___KernelArguments | None = ...,
         figure_rows: global___FigureRows | None = ...,
         timeouts: rankdump.wire.v1.events_pb2.Timeouts | None = ...,
+        call_stacks: global___CallStacks | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["body", b"body", "chunk", b"chunk", "events", b"events", "figure_rows", b"figure_rows", "graph_part", b"graph_part", "iteration_end", b"iteration_end", "kernel_arguments", b"kernel_arguments", "record", b"record", "session_end", b"session_end", "timeouts", b"timeouts"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["body", b"body", "chunk", b"chunk", "events", b"events", "figure_rows", b"figure_rows", "graph_part", b"graph_part", "iteration_end", b"iteration_end", "kernel_arguments", b"kernel_arguments", "record", b"record", "sequence", b"sequence", "session_end", b"session_end", "timeouts", b"timeouts"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["record", "chunk", "events", "iteration_end", "session_end", "graph_part", "kernel_arguments", "figure_rows", "timeouts"] | None: ...
+    def HasField(self, field_name: typing.Literal["body", b"body", "call_stacks", b"call_stacks", "chunk", b"chunk", "events", b"events", "figure_rows", b"figure_rows", "graph_part", b"graph_part", "iteration_end", b"iteration_end", "kernel_arguments", b"kernel_arguments", "record", b"record", "session_end", b"session_end", "timeouts", b"timeouts"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["body", b"body", "call_stacks", b"call_stacks", "chunk", b"chunk", "events", b"events", "figure_rows", b"figure_rows", "graph_part", b"graph_part", "iteration_end", b"iteration_end", "kernel_arguments", b"kernel_arguments", "record", b"record", "sequence", b"sequence", "session_end", b"session_end", "timeouts", b"timeouts"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["record", "chunk", "events", "iteration_end", "session_end", "graph_part", "kernel_arguments", "figure_rows", "timeouts", "call_stacks"] | None: ...
 
 global___Frame = Frame
 
@@ -705,6 +709,59 @@ class OperatorArguments(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["graph", b"graph", "op_name", b"op_name", "op_type", b"op_type", "values", b"values"]) -> None: ...
 
 global___OperatorArguments = OperatorArguments
+
+@typing.final
+class CallStacks(google.protobuf.message.Message):
+    """Where calls of an API came from, in their order."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ITERATION_FIELD_NUMBER: builtins.int
+    CALLS_FIELD_NUMBER: builtins.int
+    STACKS_FIELD_NUMBER: builtins.int
+    TEXTS_FIELD_NUMBER: builtins.int
+    iteration: builtins.int
+    @property
+    def calls(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Names of operators; two columns of one length."""
+
+    @property
+    def stacks(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """For each call its place among the stacks."""
+
+    @property
+    def texts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___CallStack]:
+        """Each stack that occurs, once."""
+
+    def __init__(
+        self,
+        *,
+        iteration: builtins.int = ...,
+        calls: collections.abc.Iterable[builtins.str] | None = ...,
+        stacks: collections.abc.Iterable[builtins.int] | None = ...,
+        texts: collections.abc.Iterable[global___CallStack] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["calls", b"calls", "iteration", b"iteration", "stacks", b"stacks", "texts", b"texts"]) -> None: ...
+
+global___CallStacks = CallStacks
+
+@typing.final
+class CallStack(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    LINES_FIELD_NUMBER: builtins.int
+    @property
+    def lines(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Innermost first."""
+
+    def __init__(
+        self,
+        *,
+        lines: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["lines", b"lines"]) -> None: ...
+
+global___CallStack = CallStack
 
 @typing.final
 class SessionEnd(google.protobuf.message.Message):

@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Iterable
 
 from rankdump.contract.events import EventColumns
-from rankdump.contract.exchange import IterationEnd, KernelArguments, SessionEnd
+from rankdump.contract.exchange import CallStacks, IterationEnd, KernelArguments, SessionEnd
 from rankdump.contract.graph import Graph, GraphPart
 from rankdump.contract.layout.place import NAME_MAX_BYTES
 from rankdump.contract.manifest import Manifest
@@ -84,6 +84,8 @@ class Effects:
                 self._draw(session, graph)
         elif isinstance(declaration, KernelArguments):
             self._keep_arguments(session, declared.ticket, declaration)
+        elif isinstance(declaration, CallStacks):
+            self._keep_stacks(session, declared, declaration)
         elif isinstance(declaration, IterationEnd):
             joining = Joining(self._ledger, session, declared, declaration)
             self._joining[session.request.session_id] = joining
@@ -149,6 +151,15 @@ class Effects:
                 f"its name would be over {NAME_MAX_BYTES} bytes"
             )
 
+    def _keep_stacks(self, session: Session, declared: Declared, stacks: CallStacks) -> None:
+        file = session.outlet.stacks
+        try:
+            if file is not None:
+                file.add(stacks, again=session.replayed(declared))
+            self._carried_out(session, [declared.ticket])
+        except (OSError, sqlite3.Error) as error:
+            self._failed(session, f"iteration {stacks.iteration}: stacks not written", error)
+
     def _end_iteration(
         self, session: Session, declared: Declared, end: IterationEnd, *, joined: bool = True
     ) -> None:
@@ -188,11 +199,14 @@ class Effects:
         kept_graphs, records = manifest_records(
             self._ledger.kept(request.session_id, iteration), session.outlet.layout
         )
-        graphs = session.program.graphs(iteration) | kept_graphs
-        metadata.write_program_order(tree, request.rank, session.program.unwritten(iteration))
-        metadata.append_iteration(tree, request.rank, graphs, iteration, repeated=repeated)
+        layout = session.outlet.layout
+        if layout.api is None:  # there the info file has the order
+            graphs = session.program.graphs(iteration) | kept_graphs
+            metadata.write_program_order(tree, request.rank, session.program.unwritten(iteration))
+            metadata.append_iteration(tree, request.rank, graphs, iteration, repeated=repeated)
         metadata.write_manifest(
             tree,
+            layout.rank_folder(request.rank),
             Manifest(
                 status=status,
                 world_size=request.world_size,

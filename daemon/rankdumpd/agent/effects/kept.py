@@ -5,13 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from rankdump.contract.figure_rows import FigureRows, TensorKind
-from rankdump.contract.key import TensorKey
-from rankdump.contract.layout import operator_csv, statistic_csv
 from rankdump.contract.layout.layouts import Layout
-from rankdump.contract.layout.mindspore_sync import STATISTIC_FILE
-from rankdump.contract.layout.place import Place
 from rankdump.contract.manifest import ManifestRecord
-from rankdump.contract.plan import UNNAMED
 from rankdumpd.agent.members import member_text
 from rankdumpd.agent.receive import figure_rows_again
 from rankdumpd.agent.sessions import Session
@@ -26,10 +21,9 @@ def rows_of_tables(found: Iterable[KeptRow | KeptFrame], session: Session) -> It
         if isinstance(piece, KeptRow):
             yield piece.row
         else:
-            rows = figure_rows_again(piece.raw)
-            by_operator = session.plan.content.tables == "operator"
-            found_rows = _operator_rows if by_operator else _folder_rows
-            yield from found_rows(rows, _kept(rows, piece), session)
+            rows, of_row = figure_rows_again(piece.raw), session.outlet.lines.of_row
+            for kind, timestamp_us, figures in _kept(rows, piece):
+                yield of_row(kind, timestamp_us, figures, rows.iteration)
 
 
 def manifest_records(
@@ -47,54 +41,6 @@ def manifest_records(
                 graphs.add(kind.graph)
                 records.append(_record(kind, timestamp_us, layout))
     return graphs, tuple(records)
-
-
-def _folder_rows(rows: FigureRows, kept: Iterable[_Row], session: Session) -> Iterator[TableRow]:
-    layout, stand = session.outlet.layout, session.outlet.stand
-    tables: dict[tuple[str, int, bool], Place] = {}
-    for kind, timestamp_us, figures in kept:
-        where = _model(kind, session), kind.graph, kind.constant
-        if where not in tables:
-            net_name, graph, constant = where
-            folder = layout.folder_of(
-                stand,
-                rank=session.request.rank,
-                net_name=net_name,
-                graph=graph,
-                iteration=rows.iteration,
-                constant=constant,
-            )
-            tables[where] = Place(folder, STATISTIC_FILE)
-        text = statistic_csv.figure_row(
-            kind, timestamp_us, figures, stand.profile, unknown_id=layout.unknown_id
-        )
-        yield TableRow(tables[where], text)
-
-
-def _operator_rows(rows: FigureRows, kept: Iterable[_Row], session: Session) -> Iterator[TableRow]:
-    layout, stand = session.outlet.layout, session.outlet.stand
-    for kind, timestamp_us, figures in kept:
-        key = TensorKey(
-            rank=session.request.rank,
-            net_name=_model(kind, session),
-            graph=kind.graph,
-            iteration=rows.iteration,
-            timestamp_us=timestamp_us,
-            op_type=kind.op_type,
-            op_name=kind.op_name,
-            side=kind.side,
-            slot=kind.slot,
-            task=layout.unknown_id,
-            stream=layout.unknown_id,
-            constant=kind.constant,
-        )
-        table = layout.operator_place(key, stand, operator_csv.SUFFIX)
-        text = operator_csv.row(kind, layout.tensor_format(kind.shape), figures)
-        yield TableRow(table, text)
-
-
-def _model(kind: TensorKind, session: Session) -> str:
-    return session.plan.output.net_name or kind.model or UNNAMED
 
 
 def _kept(rows: FigureRows, frame: KeptFrame) -> Iterator[_Row]:

@@ -90,12 +90,11 @@ def write_arguments(
     return too_long
 
 
-def write_manifest(tree: Tree, manifest: Manifest) -> None:
+def write_manifest(tree: Tree, rank_folder: str, manifest: Manifest) -> None:
     """Write the manifest of an iteration: from now on it counts as complete."""
     status = manifest.status
-    folder = f"{layout.rank_folder(status.rank)}/{layout.MANIFEST_FOLDER}"
     name = manifest_name(status.iteration, status.session_id)
-    tree.put(folder, name, (manifest.to_json(),), mark=name)
+    tree.put(f"{rank_folder}/{layout.MANIFEST_FOLDER}", name, (manifest.to_json(),), mark=name)
 
 
 def _order_folder(rank: int) -> str:

@@ -7,7 +7,13 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 
 from rankdump.contract.errors import ProtocolError
-from rankdump.contract.exchange import Declaration, IterationEnd, KernelArguments, SessionEnd
+from rankdump.contract.exchange import (
+    CallStacks,
+    Declaration,
+    IterationEnd,
+    KernelArguments,
+    SessionEnd,
+)
 from rankdump.contract.figure_rows import FigureRows
 from rankdump.contract.graph import Graph, GraphNode, GraphPart
 from rankdump.contract.timeouts import Timeouts
@@ -34,6 +40,8 @@ def declaration_from(frame: agent_pb2.Frame, session_id: str) -> Declared:
         _check_graph(frame.sequence, declaration.graph)
     elif isinstance(declaration, KernelArguments):
         _check_arguments(frame.sequence, declaration)
+    elif isinstance(declaration, CallStacks):
+        _check_stacks(frame.sequence, declaration)
     elif isinstance(declaration, Timeouts):
         _check_timeouts(frame.sequence, declaration)
     return Declared(Ticket(session_id, frame.sequence), declaration, frame.SerializeToString())
@@ -65,7 +73,7 @@ def _numbers(declaration: Declaration) -> Iterator[int]:
         yield declaration.iterations_seen
     elif isinstance(declaration, Timeouts):
         yield from (group.timeout_us for group in declaration.groups)
-    elif isinstance(declaration, KernelArguments):
+    elif isinstance(declaration, (KernelArguments, CallStacks)):
         yield declaration.iteration
     elif isinstance(declaration, GraphPart):
         graph = declaration.graph
@@ -108,6 +116,11 @@ def _check_arguments(sequence: int, arguments: KernelArguments) -> None:
     for each in arguments.operators:
         _check_counts(sequence, (len(each.values),))
         _check_texts(sequence, (each.op_type, each.op_name, *each.values, *each.values.values()))
+
+
+def _check_stacks(sequence: int, stacks: CallStacks) -> None:
+    _check_counts(sequence, (len(stacks.texts), *map(len, stacks.texts)))
+    _check_texts(sequence, chain(stacks.calls, chain.from_iterable(stacks.texts)))
 
 
 def _check_timeouts(sequence: int, timeouts: Timeouts) -> None:

@@ -61,6 +61,8 @@ class Session:
         """Become what the ledger remembers; before anybody else knows this session."""
         self._expected = False
         self.tabulated_to = tabulated_to
+        if self.outlet.tables is not None:
+            self.outlet.tables.looks_back = True
         if row.state is SessionState.CLOSED:
             self._farewell = SessionEnd(row.iterations_seen, row.notes)
         self.program = ProgramOrder(row.ordered_graphs)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import stat
 from dataclasses import dataclass
 
 from rankdump.codec import Codec, codec_named
 from rankdump.contract.exchange import SessionRequest
-from rankdump.contract.layout import operator_csv, statistic_csv
 from rankdump.contract.layout.layouts import LAYOUTS, Layout
-from rankdump.contract.layout.place import Stand
+from rankdump.contract.layout.place import Place, Stand
 from rankdump.contract.layout.profile import PROFILES
-from rankdump.contract.plan import Content, DumpPlan
+from rankdump.contract.plan import DumpPlan
 from rankdumpd.agent.claims import claimed
 from rankdumpd.agent.join import Joiner
+from rankdumpd.agent.lines import Lines, lines_of
 from rankdumpd.agent.names import Names
+from rankdumpd.agent.stacks import StackFile
 from rankdumpd.agent.tabulate import Tables
 from rankdumpd.agent.tree import Tree
 from rankdumpd.agent.write import Writer
@@ -32,6 +34,9 @@ class Outlet:
     """None where a tensor has a file of its own for ever."""
     tables: Tables | None
     """None when figures neither come nor are computed."""
+    lines: Lines
+    stacks: StackFile | None
+    """None where no file says where calls came from."""
     figures: int
     """How many there are of a tensor that comes without its elements."""
     elements: bool
@@ -54,12 +59,14 @@ def outlet_of(request: SessionRequest, plan: DumpPlan) -> Outlet:
         output.root,
         file_mode=output.file_mode,
         folder_mode=output.folder_mode,
+        # As the real tool has it: only tensors are read-only.
+        growing_mode=output.file_mode | stat.S_IWUSR if layout.api is not None else None,
         synced=synced,
     )
     stand = Stand(output.root, request.device, output.started, PROFILES[output.profile])
     if layout.timed:
         stand = claimed(tree, stand, job_id=request.job_id, rank=request.rank)
-    header, items = _columns(content, stand)
+    lines = lines_of(plan, layout, stand, request.rank)
     names = Names(tree)
     target = request.device_target
     return Outlet(
@@ -67,20 +74,25 @@ def outlet_of(request: SessionRequest, plan: DumpPlan) -> Outlet:
         stand=stand,
         codec=codec,
         tree=tree,
-        writer=Writer(tree, names, layout=layout, stand=stand, device_target=target),
+        writer=Writer(tree, names, layout=layout, stand=stand, lines=lines, device_target=target),
         joiner=Joiner(tree, names, codec, layout) if output.file_format == "bin" else None,
-        tables=Tables(tree, names, header) if content.tabulated or degrades else None,
-        figures=len(items),
+        tables=_tables(tree, names, lines) if content.tabulated or degrades else None,
+        lines=lines,
+        stacks=_stacks(tree, layout, request.rank),
+        figures=len(lines.items),
         elements=content.saved != "statistic",
         degrades=degrades,
-        items=items if content.saved == "full" else None,
+        items=lines.items if content.saved == "full" else None,
         synced=synced,
     )
 
 
-def _columns(content: Content, stand: Stand) -> tuple[str, tuple[str, ...]]:
-    """Return the header of tables and the figures in their rows."""
-    if content.tables == "operator":
-        return operator_csv.header(content.statistics), content.statistics
-    items = statistic_csv.items_of(content.statistics, stand.profile)
-    return statistic_csv.header(items), items
+def _tables(tree: Tree, names: Names, lines: Lines) -> Tables:
+    return Tables(tree, names, lines.header, looks_back=False)
+
+
+def _stacks(tree: Tree, layout: Layout, rank: int) -> StackFile | None:
+    if layout.api is None:
+        return None
+    place = Place(layout.rank_folder(rank), layout.api.stacks)
+    return StackFile(tree, place, layout.api.framework)

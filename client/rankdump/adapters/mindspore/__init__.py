@@ -1,0 +1,7 @@
+"""Observes a MindSpore model in PyNative mode; MindSpore is imported here and nowhere else."""
+
+from rankdump.adapters.mindspore.apis import ApiHook
+from rankdump.adapters.mindspore.cells import CellHook
+from rankdump.adapters.mindspore.stepping import Outermost
+
+__all__ = ["ApiHook", "CellHook", "Outermost"]

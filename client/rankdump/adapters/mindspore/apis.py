@@ -1,0 +1,135 @@
+"""Observes the calls of a program's APIs: cells, functions, methods and primitives.
+
+Only what the program calls itself: nothing inside an observed call, an optimizer or compiled
+code. A call that is not recorded is counted all the same, so that numbers are those of the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rankdump.adapters.api_calls import ApiOptions, CallNumbers, LayerMarks, layer_call
+from rankdump.adapters.mindspore.api_recording import ApiRecording, Open
+from rankdump.adapters.mindspore.catalogue import Api
+from rankdump.adapters.mindspore.framework import cells_of, is_built_in
+from rankdump.adapters.mindspore.gradients import Gradients
+from rankdump.adapters.mindspore.interception import COMPILED, INTERCEPTION
+from rankdump.adapters.mindspore.observing import Observer
+from rankdump.adapters.mindspore.regions import Regions
+from rankdump.contract.layout.api_name import ApiCall
+from rankdump.values import Recorder
+
+
+class ApiHook:
+    """The API calls of one program, named and numbered from construction on."""
+
+    def __init__(self, model: Any, recorder: Recorder, graph: int, options: ApiOptions) -> None:
+        self._model = model
+        self._graph = graph
+        self._numbers = CallNumbers()
+        self._gradients = Gradients()
+        self._regions: Regions[Open] = Regions()
+        self._paths: dict[int, tuple[str, Any]] = {}
+        self._record = ApiRecording(Observer(recorder, graph), options, self._gradients)
+        self._marks = LayerMarks(once=True)
+        self._refresh()
+        INTERCEPTION.listen(self)
+
+    def record_with(self, recorder: Recorder, options: ApiOptions) -> None:
+        """Record with another session from now on; numbers go on."""
+        self._record = ApiRecording(Observer(recorder, self._graph), options, self._gradients)
+
+    def iteration_begins(self, iteration: int, armed: bool) -> None:
+        """Look up the cells of the model again: the script may have changed it."""
+        self._record.observer.shielded(self._refresh)
+
+    def iteration_ends(self, iteration: int, armed: bool) -> None:
+        """Forget what waits for gradients that did not come."""
+        self._record.observer.shielded(self._gradients.release)
+        self._regions.clear()
+
+    def detach(self) -> None:
+        """Leave MindSpore as it was before."""
+        INTERCEPTION.leave(self)
+        self._record.observer.shielded(self._gradients.release)
+
+    def call_begins(
+        self, api: Api, args: Sequence[object], kwargs: Mapping[str, object]
+    ) -> Open | None:
+        """Count a call; record its arguments if it is selected."""
+        call = ApiCall(api.kind, api.name, self._numbers.next(f"{api.kind}_{api.name}"))
+        if not self._record.observer.armed:
+            return None
+        return self._record.observer.shielded(self._begin, call, args, kwargs)
+
+    def call_ends(self, opened: object, result: object, *, raised: bool) -> None:
+        """Record what a selected call returned."""
+        if isinstance(opened, Open):
+            self._record.observer.shielded(self._record.end, opened, result, raised)
+
+    def cell_begins(
+        self, cell: Any, args: Sequence[object], kwargs: Mapping[str, object], *, inside: bool
+    ) -> object:
+        """Begin the call of a layer; of a cell that contains others remember its path."""
+        if inside:
+            return None
+        path, _ = self._paths.get(id(cell), ("", None))
+        if not is_built_in(cell):
+            return path
+        # A layer's mark stands before its own tensors, that of a container behind all inside it.
+        self._record.observer.shielded(self._mark, path)
+        return self.call_begins(Api("NN", type(cell).__name__), args, kwargs)
+
+    def cell_ends(self, opened: object, result: object, *, raised: bool) -> None:
+        """End the call of a layer; mark one of a cell that contains others."""
+        if isinstance(opened, str):
+            self._record.observer.shielded(self._mark, opened)
+        self.call_ends(opened, result, raised=raised)
+
+    def closes(self, cell: Any) -> bool:
+        """Return whether a cell is a layer or loss, of the model or beside it."""
+        return is_built_in(cell)
+
+    def region_begins(self, cell: Any, *, again: bool) -> Callable[[], object]:
+        """Take the begin of a recomputed region."""
+        return self._regions.begin(id(cell), again=again)
+
+    def optimized(self, optimizer: Any) -> None:
+        """Do nothing: whoever counts steps listens for himself."""
+
+    def compiled(self) -> None:
+        """Say once that compiled code is not looked into."""
+        if self._record.observer.armed:
+            self._record.observer.recorder.warn_once(COMPILED)
+
+    def _refresh(self) -> None:
+        # The cells are kept: their identities must not become another's.
+        self._paths = {id(cell): (path, cell) for path, cell in cells_of(self._model)}
+
+    def _begin(
+        self, call: ApiCall, args: Sequence[object], kwargs: Mapping[str, object]
+    ) -> Open | None:
+        opened = self._opened(call)
+        if not self._record.options.scope(call):
+            return None
+        self._record.begin(opened, args, kwargs)
+        return opened
+
+    def _opened(self, call: ApiCall) -> Open:
+        gradient = ApiCall(call.kind, call.api, call.number, "backward")
+        opened = Open(call, gradient, recomputed=self._regions.recomputing)
+        origin = self._regions.repeated(lambda known: known.call.op_type == call.op_type)
+        if origin is not None:
+            opened.gradient, opened.arrived = origin.gradient, origin.arrived
+        self._regions.note(origin or opened)
+        return opened
+
+    def _mark(self, path: str) -> None:
+        """Record that a cell was called; the model itself and cells beside it get no mark."""
+        if not path or not self._record.observer.armed or self._regions.recomputing:
+            return
+        call = layer_call(path)
+        options = self._record.options
+        if options.scope(call) and not (options.layers_once and not self._marks.due(path)):
+            self._record.mark(call)

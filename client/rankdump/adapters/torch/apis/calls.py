@@ -1,0 +1,230 @@
+"""Follows calls of functions and of modules through every thread, and numbers those that count.
+
+A function that is called inside another call is not seen. torch's own modules are calls by
+themselves, inside one another as well.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+from rankdump.adapters.torch.apis.mode import ApiMode
+from rankdump.adapters.torch.apis.modules import Role, role_of
+from rankdump.adapters.torch.apis.names import BACKWARD, Api, Callables, api, operator
+from rankdump.adapters.torch.apis.recording import Calling, Records
+from rankdump.adapters.torch.apis.sites import Sites, Whose
+from rankdump.adapters.torch.guard import shielded
+from rankdump.adapters.torch.internals import called_past_modes, has_mode, put_mode, take_mode
+from rankdump.adapters.torch.observing import Observer
+from rankdump.adapters.torch.raising import (
+    Fault,
+    comes_from,
+    fault_of,
+    handled_now,
+    raised_since,
+)
+from rankdump.adapters.torch.scopes import COMPILED, Operator
+from rankdump.contract.layout.api_name import ApiCall
+
+
+@dataclass(slots=True, eq=False)
+class _Frame:
+    """A module's call that has begun."""
+
+    operator: Operator
+    role: Role
+    handled: int
+    """The error that the script was handling already."""
+    calling: Calling | None = None
+
+
+class _Thread(threading.local):
+    """What is open in this thread."""
+
+    def __init__(self) -> None:
+        self.frames: list[_Frame] = []
+        self.generation = 0
+        self.running = 0
+        """Functions that run, for which torch took the mode off."""
+        self.fault: Fault | None = None
+        """The last error that came out of a module."""
+
+    @property
+    def hidden(self) -> bool:
+        """Whether a module runs in which functions are no calls of their own."""
+        return any(frame.role.hides for frame in self.frames)
+
+
+class ApiCalls:
+    """The calls of a process: of functions by anybody, of modules within one model."""
+
+    def __init__(self, observer: Observer, sites: Sites, records: Records) -> None:
+        self.mode = ApiMode(self)
+        self._observer = observer
+        self._sites = sites
+        self._records = records
+        self._callables = Callables()
+        self._roles: dict[Operator, Role] = {}
+        self._numbers: defaultdict[str, itertools.count[int]] = defaultdict(itertools.count)
+        self._thread = _Thread()
+        self._generation = 0
+
+    def restart(self) -> None:
+        """Listen in this thread, in which nothing that was hidden still runs."""
+        self._generation += 1
+        self._frames()
+        if not self._thread.running and not has_mode(self.mode):
+            put_mode(self.mode)
+
+    def follow(
+        self,
+        function: Callable[..., Any],
+        types: Any,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        frame: FrameType | None,
+    ) -> Any:
+        """Make a call of a function, and tell of it if it counts."""
+        found = self._callables.api_of(function)
+        if found is None:
+            return function(*args, **kwargs)
+        if found is BACKWARD:
+            return self._backward(function, types, args, kwargs)
+        calling = self._called(found, args, kwargs, None if frame is None else frame.f_back)
+        thread = self._thread
+        thread.running += 1
+        try:
+            result = function(*args, **kwargs)
+        except BaseException:
+            if calling is not None:
+                shielded(self._raised, self.failed, calling)
+            raise
+        finally:
+            thread.running -= 1
+        if calling is not None:
+            shielded(self._records.end, self.failed, calling, result)
+        return result
+
+    def enter(
+        self, operator: Operator, args: Sequence[object], kwargs: Mapping[str, object]
+    ) -> None:
+        """Open a call of a module."""
+        thread, frames = self._thread, self._frames()
+        if thread.running:
+            return
+        role, hidden = self._role(operator), thread.hidden
+        frame = _Frame(operator, role, handled_now())
+        frames.append(frame)
+        if role.hides and not hidden:
+            take_mode(self.mode)
+        elif not hidden and not has_mode(self.mode):
+            put_mode(self.mode)
+        if role.api is not None:
+            call = self._numbered(role.api)
+            if self._observer.armed:
+                self._mark(role)
+                frame.calling = Calling(call)
+                self._records.begin(frame.calling, args, kwargs, inspect.currentframe())
+
+    def leave(self, operator: Operator, result: object) -> None:
+        """Close a call of a module, and with it those inside that never returned."""
+        thread, frames = self._thread, self._frames()
+        at = len(frames) - 1
+        while at >= 0 and frames[at].operator is not operator:
+            at -= 1
+        if at < 0 or thread.running:
+            return
+        was_hidden, closing = thread.hidden, frames[at:]
+        del frames[at:]
+        if was_hidden and not thread.hidden and not has_mode(self.mode):
+            put_mode(self.mode)
+        for frame in reversed(closing[1:]):
+            if frame.calling is not None:
+                self._records.end(frame.calling, None)
+        self._close(closing[0], result)
+
+    def failed(self, error: Exception) -> None:
+        """Report that a hook could not do its work."""
+        self._observer.failed(error)
+
+    def _close(self, frame: _Frame, result: object) -> None:
+        thread, error = self._thread, raised_since(frame.handled)
+        raised = error is not None and not comes_from(error, thread.fault)
+        thread.fault = None if error is None else fault_of(error)
+        if frame.calling is not None:
+            self._records.end(frame.calling, result, raised=raised)
+        elif frame.role.api is None and error is None and self._observer.armed:
+            self._mark(frame.role)
+
+    def _mark(self, role: Role) -> None:
+        if role.layer:
+            self._records.mark(role.layer, inspect.currentframe())
+
+    def _backward(
+        self, function: Callable[..., Any], types: Any, args: Sequence[Any], kwargs: Any
+    ) -> Any:
+        """Run autograd, and go on listening: what is made again in it are calls, too."""
+        put_mode(self.mode)
+        try:
+            return called_past_modes(function, types, args, kwargs)
+        finally:
+            take_mode(self.mode)
+
+    def _called(
+        self, found: Api, args: Sequence[Any], kwargs: Mapping[str, Any], frame: FrameType | None
+    ) -> Calling | None:
+        """Begin the call of a function; None when nothing is to be told of it."""
+        try:
+            named = self._named(found, args, frame)
+            if named is None:
+                return None
+            call = self._numbered(named)
+            if not self._observer.armed:
+                return None
+        except Exception as error:
+            self.failed(error)
+            return None
+        calling = Calling(call)
+        shielded(self._records.begin, self.failed, calling, args, kwargs, frame)
+        return calling
+
+    def _named(self, found: Api, args: Sequence[Any], frame: FrameType | None) -> Api | None:
+        """Return what a function is called where it stands; None when it is no call there."""
+        whose = self._sites.whose(frame)
+        if whose is not Whose.USER:
+            if whose is Whose.COMPILED:
+                self._observer.recorder.warn_once(COMPILED)
+            return None
+        if found.kind != "Tensor" or frame is None:
+            return found
+        function = self._sites.function(frame)
+        if function:
+            return api("Functional", function)
+        reflected = self._sites.operator(frame, args[1] if len(args) > 1 else None)
+        return found if reflected is None else operator(found, reflected=reflected)
+
+    def _numbered(self, found: Api) -> ApiCall:
+        return ApiCall(found.kind, found.name, next(self._numbers[found.op_type]))
+
+    def _raised(self, calling: Calling) -> None:
+        self._records.end(calling, None, raised=True)
+
+    def _role(self, operator: Operator) -> Role:
+        role = self._roles.get(operator)
+        if role is None:
+            role = self._roles[operator] = role_of(operator)
+        return role
+
+    def _frames(self) -> list[_Frame]:
+        thread = self._thread
+        if thread.generation != self._generation:
+            thread.frames.clear()
+            thread.generation = self._generation
+        return thread.frames

@@ -1,0 +1,91 @@
+"""Hooks on what calls returned, which see the gradients that arrive there."""
+
+# torch's stubs leave hooks and handles untyped.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import cast
+
+from torch import Tensor
+from torch.utils.hooks import RemovableHandle
+
+from rankdump.adapters.torch.gradients import hookable
+from rankdump.adapters.torch.guard import shielded, uncompiled
+from rankdump.adapters.torch.internals import traced
+from rankdump.adapters.torch.observing import Observer
+from rankdump.contract.key import Side
+from rankdump.contract.layout.api_name import ApiCall
+from rankdump.hook import Leaf
+
+_INPUT, _OUTPUT = Side.INPUT.value, Side.OUTPUT.value
+
+
+class ApiGradients:
+    """Places the hooks of one attached model."""
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+        self._on_leaves: list[RemovableHandle] = []
+
+    def watch(self, call: ApiCall, written: Iterable[Leaf]) -> None:
+        """Wait for the gradients of what a forward call returned: tensors with their places."""
+        backward = Backward(self._observer, call)
+        for leaf in written:
+            tensor = leaf.value
+            if isinstance(tensor, Tensor) and hookable(tensor):
+                register = cast("Callable[[object], RemovableHandle]", tensor.register_hook)
+                handle = register(_Arrival(backward, leaf.slot, leaf.argument))
+                if tensor.is_leaf:
+                    self._on_leaves.append(handle)
+
+    def release(self) -> None:
+        """Remove the hooks from tensors that may outlive the iteration."""
+        handles, self._on_leaves = self._on_leaves, []
+        for handle in handles:
+            handle.remove()
+
+
+class Backward:
+    """The backward of one call, as often as it runs."""
+
+    def __init__(self, observer: Observer, call: ApiCall) -> None:
+        self._observer = observer
+        self._op_type = call.op_type
+        self._name = f"{call.stem}_backward"
+        self._seen: set[int] = set()
+
+    def take(self, leaf: Leaf) -> None:
+        """Hand over a gradient that has arrived."""
+        observer = self._observer
+        if not observer.armed:
+            return
+        if not self._seen or leaf.slot in self._seen:
+            self._seen.clear()
+            observer.event(self._name)
+        self._seen.add(leaf.slot)
+        observer.tensors(self._op_type, self._name, Side.INPUT, (leaf,))
+        observer.settled(self._name)
+
+    def failed(self, error: Exception) -> None:
+        """Report that a hook could not do its work."""
+        self._observer.failed(error)
+
+
+class _Arrival:
+    """The hook of one output; it holds what describes a tensor, never one."""
+
+    __slots__ = ("_argument", "_backward", "_slot")
+
+    def __init__(self, backward: Backward, slot: int, argument: str) -> None:
+        self._backward = backward
+        self._slot = slot
+        # What arrives is the backward's input. That it was recomputed does not show in it.
+        self._argument = argument.replace(_OUTPUT, _INPUT, 1).partition(":")[0]
+
+    @uncompiled
+    def __call__(self, gradient: Tensor) -> None:
+        if not traced():
+            leaf = Leaf(self._slot, self._argument, gradient)
+            shielded(self._backward.take, self._backward.failed, leaf)

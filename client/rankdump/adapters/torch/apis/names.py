@@ -1,0 +1,163 @@
+"""Which of the callables that torch lets others override are calls of its API, and their names.
+
+A call computes, or gives its elements another shape. Not among them: what only asks (`size`),
+describes (`requires_grad_`), brings values in or out (`tensor`, `item`), or copies them as they
+are (`clone`). Names are those of the real tool where it lists the callable, by rule: a function
+of `torch.nn.functional` is `Functional`, what a tensor does is `Tensor`, all other are `Torch`.
+A function that stands in both is `Functional`, and an operator that says `2 + x` to a tensor is
+told from `x + 2` only where the tensor is a local variable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import Module, functional
+
+_NAMESPACE = "torch.nn.functional"
+_BUILT_IN = "torch._C._nn"
+_PLAIN_MODULES = "torch.nn.modules."
+_CONTAINERS = ("torch.nn.modules.container", "torch.nn.modules.module")
+_LISTED_BY_FUNCTION = """
+AdaptiveLogSoftmaxWithLoss AlphaDropout BCELoss CosineSimilarity CrossMapLRN2d Embedding EmbeddingBag
+FeatureAlphaDropout Flatten Fold FractionalMaxPool2d FractionalMaxPool3d GLU LogSoftmax
+MultiLabelMarginLoss PairwiseDistance PixelUnshuffle RNNBase RNNCellBase Softplus
+"""
+"""Modules that the real tool does not list: the functions that they call are recorded."""
+_BY_FUNCTION = frozenset(_LISTED_BY_FUNCTION.split())
+
+_NOT_COMPUTING = """
+__array__ __array_wrap__ __bool__ __complex__ __contains__ __cuda_array_interface__ __deepcopy__
+__delete__ __dir__ __dlpack__ __dlpack_device__ __float__ __format__ __get__ __getitem__ __hash__
+__index__ __int__ __iter__ __len__ __long__ __nonzero__ __reduce__ __reduce_ex__ __repr__
+__reversed__ __set__ __setstate__ align_names as_tensor asarray backward can_cast contiguous cpu
+cuda data_ptr dense_dim detach detach_ device dim dim_order element_size empty empty_like
+empty_permuted empty_strided frombuffer from_file from_numpy has_names ipu item itemsize
+manual_seed module_load nbytes ndimension nelement npu numel numpy ones ones_like pin_memory
+promote_types record_stream refine_names reinforce_names rename rename_ resolve_conj resolve_neg
+result_type scalar_tensor share_memory_ size sparse_dim storage storage_offset storage_type stride
+tensor tolist to_dlpack untyped_storage vmap xpu zero_ zeros zeros_like
+"""
+_ASKING = frozenset(_NOT_COMPUTING.split())
+_ASKING_OF_TENSORS = frozenset(("clone", "apply_", "map_", "grad", "as_subclass"))
+_ASKING_AS = ("is_", "_", "new_", "register_", "requires_", "retain", "get_", "set_")
+_OPERATORS = {
+    name: f"__{spelt}__"
+    for name, spelt in (
+        *((word, word) for word in ("add", "sub", "mul", "matmul", "pow", "neg")),
+        *((word, word) for word in ("eq", "ne", "lt", "le", "gt", "ge")),
+        *((f"{word}_", f"i{word}") for word in ("add", "sub", "mul", "pow")),
+        ("div", "truediv"),
+        ("div_", "itruediv"),
+        ("remainder", "mod"),
+        ("remainder_", "imod"),
+        ("floor_divide_", "ifloordiv"),
+    )
+}
+"""How a method is called when an operator of the language was written."""
+
+
+class Api(NamedTuple):
+    """A callable that counts."""
+
+    kind: str
+    name: str
+    op_type: str
+    """Both: `Tensor_permute`."""
+
+
+@lru_cache(maxsize=1 << 12)
+def api(kind: str, name: str) -> Api:
+    """Return the callable of that kind and name."""
+    return Api(kind, name, f"{kind}_{name}")
+
+
+BACKWARD = api("", "backward")
+"""What runs autograd: no call, but calls are made again in it."""
+
+
+def operator(method: Api, *, reflected: bool) -> Api:
+    """Return what a method of tensors is called where an operator was written."""
+    spelt = _OPERATORS.get(method.name)
+    if spelt is None:
+        return method
+    return api("Tensor", f"__r{spelt[2:]}" if reflected else spelt)
+
+
+class Callables:
+    """Answers for each callable once."""
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, Api | None] = {}
+        self._functional = _functions()
+
+    def api_of(self, function: Callable[..., Any]) -> Api | None:
+        """Return what a callable is called; None when it is no call of the API."""
+        try:
+            return self._known[function]
+        except KeyError:
+            found = self._known[function] = self._named(function)
+            return found
+        except TypeError:  # one that cannot be hashed is a user's own
+            return None
+
+    def _named(self, function: Callable[..., Any]) -> Api | None:
+        if function is Tensor.backward or function is torch.autograd.grad:
+            return BACKWARD
+        name = self._functional.get(function)
+        if name is not None:
+            return api("Functional", name)
+        name = getattr(function, "__name__", "")
+        if _no_call(name):
+            return None
+        if _is_method(function):
+            return None if name in _ASKING_OF_TENSORS else api("Tensor", name)
+        module = str(getattr(function, "__module__", None) or "")
+        if module.startswith(("torch.nn.init", "torch.autograd", "torch.overrides")):
+            return None
+        if module.startswith(("torch_npu", "torch._ops.npu")):
+            return api("NPU", name)
+        if module in (_BUILT_IN, _NAMESPACE):
+            return api("Functional", name)
+        # An overload of an operator is what compiled code calls; a user calls the operator.
+        if module.startswith("torch") and "." not in name:
+            return api("Torch", name)
+        return None
+
+
+def module_api(module: Module) -> Api | None:
+    """Return what a module is called if it is a call by itself: one of torch's own classes."""
+    for kind in type(module).__mro__:
+        if kind.__module__.startswith(_CONTAINERS) or kind.__name__ in _BY_FUNCTION:
+            return None
+        if kind.__module__.startswith(_PLAIN_MODULES):
+            return api("NN", kind.__name__)
+    return None
+
+
+def _functions() -> dict[Any, str]:
+    """Return the functions of `torch.nn.functional`, each under the name that it has there."""
+    found: dict[Any, str] = {}
+    for name, function in vars(functional).items():
+        public = not name.startswith("_") and not isinstance(function, type)
+        if public and getattr(function, "__module__", None) in ("torch", _BUILT_IN, _NAMESPACE):
+            # Of two names, the one that it was given first: others are there for old scripts.
+            found.setdefault(function, name)
+    return found
+
+
+def _is_method(function: Callable[..., Any]) -> bool:
+    owner = getattr(function, "__objclass__", None)
+    if isinstance(owner, type) and issubclass(Tensor, owner):
+        return True
+    return getattr(function, "__module__", None) == "torch._tensor"
+
+
+def _no_call(name: str) -> bool:
+    if name.startswith("__"):
+        return name in _ASKING
+    return not name or name in _ASKING or name.startswith(_ASKING_AS)

@@ -1,0 +1,116 @@
+"""Tells of what a step of a training loop is told by: calls of the model, steps of its optimizers.
+
+torch keeps no list of optimizers. One that shares a parameter with the model is the model's; where
+none does, as with an optimizer that holds copies of the weights, any is.
+"""
+
+# torch's stubs leave optimizers and handles untyped.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from functools import wraps
+from typing import Any, Protocol
+
+import torch
+from torch.nn import Module
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from rankdump.adapters.torch.internals import backward_step
+from rankdump.adapters.torch.outermost import Outermost
+
+_FORGETS_AFTER = 64
+"""Calls of a model without an optimizer's step after which none is looked for any more."""
+
+
+class Listener(Protocol):
+    """Hears of calls and steps."""
+
+    def called(self, manner: str, *, trains: bool) -> None:
+        """Hear that the model is called."""
+        ...
+
+    def stepped(self) -> None:
+        """Hear that an optimizer of the model is done with its step."""
+        ...
+
+
+class StepWatch:
+    """Tells a listener of one model, until it is removed."""
+
+    def __init__(self, model: Module, listener: Listener) -> None:
+        self._model = model
+        self._listener = listener
+        self._calls = 0
+        self._found = False
+        self._outermost = Outermost(self._called)
+        self._outermost.watch(model)
+        self._handle = register_optimizer_step_post_hook(self._stepped)
+        self._scaler = _ScalerSteps(self._scaled)
+
+    def optimized(self) -> bool:
+        """Return whether there is an optimizer whose steps can be waited for."""
+        if not self._found and self._calls < _FORGETS_AFTER:
+            self._found = any(True for _ in _optimizers())
+        return self._found
+
+    def remove(self) -> None:
+        """Leave the model and torch as they were."""
+        self._outermost.remove()
+        self._handle.remove()
+        self._scaler.remove()
+
+    def _called(self, number: int) -> None:
+        if backward_step() is not None:  # a checkpoint is recomputed
+            return
+        self._calls += 1
+        trains = torch.is_grad_enabled() and any(p.requires_grad for p in self._model.parameters())
+        manner = f"{'training' if self._model.training else 'evaluation'}, gradients {trains}"
+        self._listener.called(manner, trains=trains)
+
+    def _stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._scaled(optimizer)
+
+    def _scaled(self, optimizer: Optimizer) -> None:
+        own = {id(parameter) for parameter in self._model.parameters()}
+        if _shares(optimizer, own) or not any(_shares(each, own) for each in _optimizers()):
+            self._found = True
+            self._listener.stepped()
+
+
+class _ScalerSteps:
+    """Hears `GradScaler.step`, which leaves the optimizer's out where gradients overflowed."""
+
+    def __init__(self, stepped: Any) -> None:
+        kind: Any = torch.amp.GradScaler
+        before = kind.step
+
+        @wraps(before)
+        def step(scaler: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+            result = before(scaler, optimizer, *args, **kwargs)
+            if ours.listens:
+                stepped(optimizer)
+            return result
+
+        ours, self.listens = self, True
+        self._kind, self._before, self._step = kind, before, step
+        kind.step = step
+
+    def remove(self) -> None:
+        # Somebody who patched it later calls ours, which must then be silent.
+        self.listens = False
+        if self._kind.step is self._step:
+            self._kind.step = self._before
+
+
+def _optimizers() -> Iterator[Optimizer]:
+    # By the type itself: asking a proxy for its class may run what it stands for.
+    return (each for each in gc.get_objects() if issubclass(type(each), Optimizer))
+
+
+def _shares(optimizer: Optimizer, own: set[int]) -> bool:
+    return any(id(each) in own for group in optimizer.param_groups for each in group["params"])

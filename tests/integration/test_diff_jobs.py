@@ -1,0 +1,172 @@
+"""Two runs of a real two-rank job compared: the report names where they part.
+
+Law: of a network and the same one with one layer's weight disturbed by 0.001, that layer comes
+first on both ranks; a NaN put in on one rank is named with rank, iteration and line.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import rankdump
+from rankdump.diff.values import Origin, Report, Verdict
+
+JOB = Path(__file__).parent / "jobs" / "two_versions.py"
+LAYER = "Default/network-Encoder/blocks-Sequential/2-Block/wide-Sequential/2-Linear/Linear-op0"
+SPOILER = "Default/network-Encoder/blocks-Sequential/1-Block/spoiler-Spoiler/Spoiler-op0"
+CONFIG = """{
+  "common_dump_settings": {
+    "dump_mode": 0, "path": "/tmp/unused", "net_name": "Encoder", "iteration": "all",
+    "saved_data": "tensor", "input_output": 0, "kernels": [], "support_device": [0, 1]
+  },
+  "e2e_dump_settings": {"enable": true, "trans_flag": true}
+}"""
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
+
+
+def torchrun(*arguments: str | Path, before: tuple[str | Path, ...] = ()) -> None:
+    """Run the job on two ranks, under another command if there is one."""
+    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*map(str, before), *run, str(JOB), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "TMPDIR": "/tmp", "OMP_NUM_THREADS": "1"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def dumped(folder: Path, case: str) -> Path:
+    """The tree of one version, module by module."""
+    config, tree = folder / "data_dump.json", folder / case
+    config.write_text(CONFIG)
+    run = (sys.executable, "-m", "rankdump.cli", "run", "--config", config, "--output", tree, "--")
+    torchrun(case, before=run)
+    return tree
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("versions")
+
+
+@pytest.fixture(scope="module")
+def plain(folder) -> Path:
+    return dumped(folder, "plain")
+
+
+@pytest.fixture(scope="module")
+def disturbed(folder, plain) -> Report:
+    return rankdump.compare(plain, dumped(folder, "disturbed"))
+
+
+@pytest.fixture(scope="module")
+def spoilt(folder, plain) -> Report:
+    return rankdump.compare(plain, dumped(folder, "nan"))
+
+
+def of_kind(origins: tuple[Origin, ...], kind: str) -> list[Origin]:
+    return [origin for origin in origins if origin.kind == kind]
+
+
+def line_of(text: str) -> int:
+    return next(n for n, line in enumerate(JOB.read_text().splitlines(), 1) if text in line)
+
+
+def test_a_disturbed_weight_is_found_where_it_is(disturbed):
+    (origin,) = disturbed.origins
+    (suspect,) = origin.suspects
+    assert origin.certain
+    assert (suspect.name_a, suspect.name_b) == (LAYER, LAYER)
+    assert (suspect.iteration, suspect.backward) == (0, False)
+    assert "its inputs agree" in suspect.reason
+    assert "blocks.2.wide.2.weight differs too" in suspect.reason
+    assert suspect.source[-1].line == line_of("self.spoiler(self.wide(rows))")
+
+
+def test_it_is_named_on_both_ranks(disturbed):
+    found = [(o.certain, o.suspects[0].rank, o.suspects[0].name_a) for o in disturbed.rank_origins]
+    assert found == [(True, 0, LAYER), (True, 1, LAYER)]
+
+
+def test_everything_before_it_agrees_and_everything_has_a_partner(disturbed):
+    assert disturbed.notes == ()
+    assert {row.rule for row in disturbed.rows} == {"exact"}
+    at = disturbed.origins[0].suspects[0].position
+    before = [row for row in disturbed.rows if row.iteration == 0 and row.position < at]
+    outer = {"Encoder", "Sequential", "Block"}
+    assert before
+    assert all(row.outcome.verdict.agrees for row in before if row.op_type not in outer)
+
+
+def test_a_nan_on_one_rank_is_named_with_rank_iteration_and_line(spoilt):
+    (origin,) = of_kind(spoilt.origins, "nonfinite")
+    (suspect,) = origin.suspects
+    assert (origin.side, origin.certain) == ("b", True)
+    assert (suspect.rank, suspect.iteration, suspect.name_b) == (1, 1, SPOILER)
+    assert suspect.reason.startswith("its inputs are finite, and output.0 holds NaN or infinity")
+    assert suspect.source[-1].line == line_of("self.spoiler(self.wide(rows))")
+    (difference,) = of_kind(spoilt.origins, "difference")
+    assert (difference.certain, difference.suspects[0].rank) == (True, 1)
+
+
+def test_the_other_rank_knows_who_sent_it(spoilt):
+    """Rank 0 sees the NaN in the gradients that the all-reduce gave it."""
+    other = [o.suspects[0] for o in spoilt.rank_origins if o.suspects[0].rank == 0]
+    assert other
+    assert all(suspect.op_type == "Parameter" and suspect.backward for suspect in other)
+    assert all("it came from rank 1" in suspect.reason for suspect in other)
+
+
+def test_an_iteration_without_it_agrees(folder, plain, spoilt):
+    report = rankdump.compare(plain, spoilt.b, iteration=0)
+    assert report.agrees
+    assert {row.outcome.verdict for row in report.rows} == {Verdict.EQUAL}
+
+
+def test_ranks_have_other_data(plain):
+    """Two ranks of one run part where their data come in, and in nothing that was dumped."""
+    report = rankdump.compare(plain, plain, rank_a=0, rank_b=1, iteration=0)
+    (origin,) = report.origins
+    assert origin.suspects[0].op_type == "Encoder"
+    assert "outside what was dumped" in origin.suspects[0].reason
+
+
+@pytest.fixture(scope="module")
+def apis(folder) -> Path:
+    """A folder with a dump of each version, call by call of torch's API."""
+    torchrun("all", folder / "apis")
+    return folder / "apis"
+
+
+def test_calls_of_the_api_lead_to_the_disturbed_layer_as_well(apis):
+    report = rankdump.compare(apis / "plain", apis / "disturbed")
+    (origin,) = report.origins
+    (suspect,) = origin.suspects
+    assert (origin.certain, suspect.op_type, suspect.iteration) == (True, "NN_Linear", 0)
+    assert "it is the layer blocks_2_wide_2" in suspect.reason
+    assert suspect.source[-1].line == line_of("self.spoiler(self.wide(rows))")
+    assert [o.suspects[0].name_a for o in report.rank_origins] == [suspect.name_a] * 2
+
+
+def test_a_call_of_one_version_alone_does_not_shift_the_others(apis):
+    """On rank 1, in the second step, `where` stands in the place of a product."""
+    report = rankdump.compare(apis / "plain", apis / "nan")
+    alone = {row.name_a or row.name_b for row in report.rows if not row.rule}
+    assert {name.rpartition("_")[0].rstrip("_0123456789") for name in alone} <= {
+        "Tensor___mul",
+        "Torch_where",
+    }
+    agreeing = [row for row in report.rows if row.rule and (row.rank, row.iteration) != (1, 1)]
+    assert agreeing
+    assert all(row.outcome.verdict.agrees for row in agreeing)
+    (origin,) = of_kind(report.origins, "nonfinite")
+    (suspect,) = origin.suspects
+    assert (suspect.rank, suspect.iteration, suspect.op_type) == (1, 1, "Torch_where")
+    assert suspect.source[-1].line == line_of("torch.where(")

@@ -1,0 +1,187 @@
+"""Steps of real training loops, told by the model's calls and its optimizers."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.optimizer import _global_optimizer_post_hooks
+from torch.utils.checkpoint import checkpoint
+
+from rankdump.adapters.torch.optimizing import StepWatch
+from rankdump.migrator.steps import Steps
+
+X = torch.ones(2, 3)
+
+
+class Counted:
+    """The step of each call of a model."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.steps = Steps()
+        self.calls: list[int] = []
+        self.watch = StepWatch(model, self)
+
+    def called(self, manner: str, *, trains: bool) -> None:
+        self.steps.called(manner, trains=trains, optimized=self.watch.optimized)
+        self.calls.append(self.steps.number)
+
+    def stepped(self) -> None:
+        self.steps.stepped()
+
+
+@pytest.fixture
+def net() -> nn.Module:
+    gc.collect()  # optimizers of other tests
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
+
+
+@pytest.fixture
+def watched(net: nn.Module) -> Iterator[Callable[..., Counted]]:
+    made: list[Counted] = []
+
+    def of(model: nn.Module = net) -> Counted:
+        made.append(Counted(model))
+        return made[-1]
+
+    yield of
+    for each in made:
+        each.watch.remove()
+
+
+def trained(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.zero_grad()
+    net(X).sum().backward()
+    optimizer.step()
+
+
+def test_a_loop(net, watched):
+    counted, optimizer = watched(), torch.optim.SGD(net.parameters(), 0.1)
+    for _ in range(3):
+        trained(net, optimizer)
+    assert counted.calls == [0, 1, 2]
+
+
+def test_accumulation_and_pairs_are_one_step(net, watched):
+    """Three micro-batches, and two calls before one backward."""
+    optimizer, counted = torch.optim.Adam(net.parameters()), watched()
+    for _ in range(2):
+        for _ in range(3):
+            net(X).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    (net(X) - net(2 * X)).sum().backward()
+    optimizer.step()
+    assert counted.calls == [0, 0, 0, 1, 1, 1, 2, 2]
+
+
+def test_several_optimizers_end_one_step(net, watched):
+    counted = watched()
+    first = torch.optim.SGD(net[0].parameters(), 0.1)
+    second = torch.optim.AdamW(net[2].parameters())
+    for _ in range(2):
+        net(X).sum().backward()
+        first.step()
+        second.step()
+    assert counted.calls == [0, 1]
+
+
+def test_a_closure_is_called_within_its_step(net, watched):
+    """L-BFGS calls the model as often as it likes."""
+    counted, optimizer = watched(), torch.optim.LBFGS(net.parameters(), max_iter=3)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = (net(X) - 1).square().sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    first = len(counted.calls)
+    optimizer.step(closure)
+    assert first > 1
+    assert set(counted.calls[:first]) == {0}
+    assert set(counted.calls[first:]) == {1}
+
+
+def test_a_step_that_the_scaler_skips_is_a_step(net, watched):
+    """Gradients that overflowed are thrown away, and the next batch is another step's."""
+    counted, optimizer = watched(), torch.optim.SGD(net.parameters(), 0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    for factor in (1.0, float("inf"), 1.0):
+        optimizer.zero_grad()
+        scaler.scale((net(X) * factor).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert counted.calls == [0, 1, 2]
+
+
+def test_an_evaluation_has_steps_of_its_own(net, watched):
+    """With and without gradients, between two steps of the training."""
+    counted, optimizer = watched(), torch.optim.SGD(net.parameters(), 0.1)
+    trained(net, optimizer)
+    net.eval()
+    with torch.no_grad():
+        net(X)
+    net(X)
+    net.train()
+    trained(net, optimizer)
+    assert counted.calls == [0, 1, 2, 3]
+
+
+def test_a_recomputed_model_is_not_called_again(net, watched):
+    counted, optimizer = watched(), torch.optim.SGD(net.parameters(), 0.1)
+    for _ in range(2):
+        checkpoint(net, X, use_reentrant=False).sum().backward()
+        optimizer.step()
+    assert counted.calls == [0, 1]
+
+
+def test_without_an_optimizer_each_call_is_a_step(net, watched):
+    counted = watched()
+    for _ in range(3):
+        net(X).sum().backward()
+    assert counted.calls == [0, 1, 2]
+
+
+def test_another_models_optimizer_ends_no_step(net, watched):
+    """As in a generator's step, in which the discriminator has one as well."""
+    other = nn.Linear(1, 1)
+    own, others = (torch.optim.SGD(each.parameters(), 0.1) for each in (net, other))
+    counted = watched()
+    for _ in range(2):
+        other(net(X).detach()).sum().backward()
+        others.step()
+        other(net(X)).sum().backward()
+        own.step()
+    assert counted.calls == [0, 0, 1, 1]
+
+
+def test_an_optimizer_of_copies_ends_steps(net, watched):
+    """Mixed precision by hand: the weights that it steps are not the model's."""
+    counted = watched()
+    copies = [parameter.detach().double().requires_grad_() for parameter in net.parameters()]
+    optimizer = torch.optim.SGD(copies, 0.1)
+    for _ in range(2):
+        for _ in range(2):
+            net(X).sum().backward()
+        optimizer.step()
+    assert counted.calls == [0, 0, 1, 1]
+
+
+def test_what_was_there_before_is_there_again(net):
+    """Also when somebody else has patched the scaler in between."""
+    step, hooks = torch.amp.GradScaler.step, dict(_global_optimizer_post_hooks)
+    before = (dict(net._forward_hooks), dict(net._forward_pre_hooks))
+    first, second = Counted(net), Counted(net)
+    first.watch.remove()
+    second.watch.remove()
+    net(X)
+    assert (first.calls, second.calls) == ([], [])
+    assert (dict(net._forward_hooks), dict(net._forward_pre_hooks)) == before
+    assert dict(_global_optimizer_post_hooks) == hooks
+    torch.amp.GradScaler.step = step

@@ -1,0 +1,126 @@
+"""The stack file: valid JSON after every addition, each call once, whatever a crash left."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from rankdump.contract.exchange import CallStacks
+from rankdump.contract.layout.place import Place
+from rankdumpd.agent import stacks as room
+from rankdumpd.agent.stacks import StackFile
+from rankdumpd.agent.tree import Tree
+
+PLACE = Place("rank0", "torch_api_dump_stack.json")
+DEEP = (
+    'File net.py, line 8, in forward, \n y = f("a")',
+    "File run.py, line 1, in <module>, \n r()",
+)
+SHALLOW = ("File run.py, line 2, in <module>, \n ]",)
+
+
+def calls(*numbers: int, kind: str = "Torch_matmul") -> CallStacks:
+    names = tuple(f"{kind}_{number}_forward" for number in numbers)
+    return CallStacks(0, names, tuple(n % 3 for n in numbers), (DEEP, SHALLOW, ()))
+
+
+def marks(*paths: str) -> CallStacks:
+    return CallStacks(
+        0, tuple(f"LAYER_{path}_forward" for path in paths), (0,) * len(paths), (DEEP,)
+    )
+
+
+def file_in(root: Path) -> StackFile:
+    tree = Tree(str(root), file_mode=0o400, folder_mode=0o700, growing_mode=0o600)
+    return StackFile(tree, PLACE, "torch")
+
+
+def read(root: Path) -> dict[str, list[str]]:
+    """The object, which must be spelt as `json.dumps` spells it, with every key once."""
+    text = (root / PLACE.path).read_text()
+    pairs = json.loads(text, object_pairs_hook=list)
+    body = dict(pairs)
+    assert len(body) == len(pairs)
+    assert json.dumps(body, indent=4) == text
+    return body
+
+
+def test_additions_make_one_object(tmp_path):
+    """In their order, as the real tool writes it, readable for its owner alone."""
+    file = file_in(tmp_path)
+    for numbers in ((0, 1, 2), (3,), (5, 4)):
+        file.add(calls(*numbers), again=False)
+        read(tmp_path)
+    body = read(tmp_path)
+    assert list(body) == [f"torch.matmul({n}) forward" for n in (0, 1, 2, 3, 5, 4)]
+    assert body["torch.matmul(3) forward"] == list(DEEP)
+    assert body["torch.matmul(5) forward"] == []
+    assert stat.S_IMODE((tmp_path / PLACE.path).stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("numbers", [(0, 1), (0, 1, 2)])
+def test_torn_anywhere_and_sent_again(tmp_path, numbers):
+    """Whatever a crash left of a file, the same calls again make it whole, each once."""
+    file_in(tmp_path).add(calls(*numbers), again=False)
+    path = tmp_path / PLACE.path
+    whole = path.read_bytes()
+    for cut in range(len(whole)):
+        path.write_bytes(whole[:cut])
+        file_in(tmp_path).add(calls(*numbers), again=True)
+        assert path.read_bytes() == whole, cut
+        file_in(tmp_path).add(calls(3), again=False)
+        assert len(read(tmp_path)) == len(numbers) + 1
+
+
+def test_a_module_stands_once(tmp_path):
+    """It comes with every call of it, in every process."""
+    file = file_in(tmp_path)
+    file.add(marks("fc", "blocks.0.conv"), again=False)
+    file.add(marks("fc", "act"), again=False)
+    file_in(tmp_path).add(marks("act", "fc"), again=False)
+    names = ("fc", "blocks.0.conv", "act")
+    assert list(read(tmp_path)) == [f"LAYER: {name} forward" for name in names]
+
+
+def test_a_disk_that_fails_leaves_what_was_there(tmp_path, monkeypatch):
+    """Half an addition is taken back; the same one later is whole."""
+    file = file_in(tmp_path)
+    file.add(calls(0), again=False)
+    before = read(tmp_path)
+
+    def fail(descriptor: int, data: bytes, offset: int) -> int:
+        monkeypatch.setattr(room.os, "pwrite", pwrite)
+        pwrite(descriptor, bytes(data)[:30], offset)
+        raise OSError(28, "failing on purpose")
+
+    pwrite = os.pwrite
+    monkeypatch.setattr(room.os, "pwrite", fail)
+    with pytest.raises(OSError, match="on purpose"):
+        file.add(calls(1), again=False)
+    assert read(tmp_path) == before
+    file.add(calls(1), again=False)
+    assert len(read(tmp_path)) == 2
+
+
+def test_an_end_is_found_however_long_its_stack(tmp_path):
+    """A stack longer than what is looked at first, torn within."""
+    long = CallStacks(0, ("Torch_a_0_forward", "Torch_a_1_forward"), (0, 0), (DEEP * 2000,))
+    file_in(tmp_path).add(long, again=False)
+    path = tmp_path / PLACE.path
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) - 200])
+    file_in(tmp_path).add(long, again=True)
+    assert path.read_bytes() == whole
+
+
+def test_a_file_of_another_shape_begins_anew(tmp_path):
+    """An empty object has no entry to stand behind."""
+    path = tmp_path / PLACE.path
+    path.parent.mkdir()
+    path.write_text("{}")
+    file_in(tmp_path).add(calls(0), again=False)
+    assert len(read(tmp_path)) == 1

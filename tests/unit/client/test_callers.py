@@ -1,0 +1,64 @@
+"""Where calls came from: every call in a frame of its iteration, or counted."""
+
+from __future__ import annotations
+
+from rankdump.contract.exchange import CallStacks
+from rankdump.contract.figure_rows import MAX_ROWS
+from rankdump.pipeline.callers import MAX_CHARACTERS, Callers
+from rankdump.stage import CALL_BYTES, Budget, Stage
+
+STACKS = (("a", "b"), ("c",))
+
+
+class Sent:
+    """A list of frames, and room for so many calls."""
+
+    def __init__(self, calls: int = 1 << 20) -> None:
+        self.frames: list[CallStacks] = []
+        self.stage = Stage(
+            records=Budget(0), rows=Budget(calls * CALL_BYTES), patience_s=lambda: 60.0
+        )
+        self.callers = Callers(self.stage, self.frames.append)  # type: ignore[arg-type]
+
+    def calls(self) -> list[tuple[int, str, tuple[str, ...]]]:
+        return [
+            (frame.iteration, name, frame.texts[place])
+            for frame in self.frames
+            for name, place in zip(frame.calls, frame.stacks, strict=True)
+        ]
+
+
+def test_every_call_once_in_its_iteration():
+    """Frames hold calls of one iteration, at most so many, and each stack once."""
+    sent = Sent()
+    expected = [(n // 1500, f"call {n}", STACKS[n % 2]) for n in range(4000)]
+    for iteration, name, stack in expected:
+        sent.callers.add(iteration, name, stack)
+    sent.callers.flush()
+    sent.callers.flush()
+    assert sent.calls() == expected
+    assert all(len(frame.calls) <= MAX_ROWS and len(frame.texts) <= 2 for frame in sent.frames)
+    assert sent.callers.lost == 0
+
+
+def test_long_stacks_leave_sooner():
+    """A frame has to fit into a message."""
+    sent = Sent()
+    for number in range(4):
+        sent.callers.add(0, f"call {number}", ("x" * MAX_CHARACTERS, str(number)))
+    assert len(sent.frames) == 4
+
+
+def test_without_room_calls_are_counted_and_nothing_waits():
+    """Room comes back when what was sent has been taken."""
+    sent = Sent(calls=2)
+    for name in ("a", "b", "c"):
+        sent.callers.add(0, name, STACKS[0])
+        sent.callers.flush()
+    assert len(sent.frames) == 2
+    assert sent.callers.lost == 1
+    for frame in sent.frames:
+        sent.stage.release(frame)
+    sent.callers.add(0, "d", STACKS[0])
+    sent.callers.flush()
+    assert [name for _, name, _ in sent.calls()] == ["a", "b", "d"]

@@ -1,0 +1,245 @@
+"""What of an API dump is decided without a framework: requests, scopes, steps, what is cleared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from rankdump.contract.layout.api_name import ApiCall, call_of
+from rankdump.contract.plan_json import plan_from_json, plan_to_json
+from rankdump.migrator.clearing import clear
+from rankdump.migrator.request import Request, Setting, checked_setting, plan_of, request_of
+from rankdump.migrator.scopes import scope_of
+from rankdump.migrator.steps import Steps
+
+SETTING = Setting("/data/dump")
+RUN = ["LAYER_stem", "NN_Conv2d_0", "Functional_relu_0", "Torch_matmul_0", "NN_Conv2d_1"]
+
+
+def asked(mode: object = "all", scope: object = None, dump_type: object = "all", **more: object):
+    given = {"filter_data": True, "filter_stack": True, "statistic_category": None} | more
+    return request_of(mode, scope, dump_type, **given)
+
+
+def calls(stems: Sequence[str]) -> list[ApiCall]:
+    found = [call_of(f"{stem}_forward") for stem in stems]
+    assert None not in found
+    return [call for call in found if call is not None]
+
+
+@pytest.mark.parametrize(
+    ("mode", "scope", "kept", "missing"),
+    [
+        ("all", (), RUN, []),
+        ("list", ("NN_Conv2d_1", "Torch_matmul_0"), ["Torch_matmul_0", "NN_Conv2d_1"], []),
+        ("list", ("NN_Conv2d_1", "NN_conv2d_0"), ["NN_Conv2d_1"], ["no call NN_conv2d_0"]),
+        ("range", ("NN_Conv2d_0", "Torch_matmul_0"), RUN[1:4], []),
+        ("range", ("Torch_matmul_0", "Torch_matmul_0"), ["Torch_matmul_0"], []),
+        ("range", ("Torch_matmul_0", "NN_Relu_9"), RUN[3:], ["NN_Relu_9 did not come"]),
+        ("range", ("Torch_matmul_0", "NN_Conv2d_0"), RUN[3:], ["came before its first"]),
+        ("range", ("NN_Relu_9", "NN_Relu_10"), [], ["NN_Relu_9 did", "NN_Relu_10 did"]),
+        ("api_list", ("RELU", "conv", "gelu"), [RUN[1], RUN[2], RUN[4]], ["'gelu'"]),
+    ],
+)
+def test_scopes(mode: str, scope: tuple[str, ...], kept: list[str], missing: list[str]):
+    """Each mode selects what its name says, and says what never came."""
+    asked_for = scope_of(mode, scope)
+    assert [call.stem for call in calls(RUN) if asked_for.holds(call)] == kept
+    said = asked_for.missing()
+    assert len(said) == len(missing)
+    assert all(part in sentence for part, sentence in zip(missing, said, strict=True))
+
+
+def test_a_range_is_met_once():
+    """What follows its end is left out, also when its begin comes again."""
+    scope = scope_of("range", ("NN_Conv2d_0", "Torch_matmul_0"))
+    assert [c.stem for c in calls(RUN * 2) if scope.holds(c)] == RUN[1:4]
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "words"),
+    [
+        ({"mode": "foo"}, ValueError, "mode: 'foo' is not allowed; allowed: all, list"),
+        ({"mode": 3}, ValueError, "mode: 3"),
+        ({"scope": ["NN_Conv2d_0"]}, ValueError, "with mode 'all'"),
+        ({"mode": "list"}, TypeError, "scope None"),
+        ({"mode": "list", "scope": []}, ValueError, "scope []"),
+        ({"mode": "list", "scope": ["NN_Conv2d"]}, ValueError, "Type_Name_ID"),
+        ({"mode": "list", "scope": [1]}, TypeError, "scope [1]"),
+        ({"mode": "list", "scope": "NN_Conv2d_0"}, TypeError, "list of names"),
+        ({"mode": "range", "scope": ["NN_Conv2d_0"]}, ValueError, "[start, end]"),
+        ({"mode": "range", "scope": ["a_1", "b"]}, ValueError, "'b'"),
+        ({"mode": "api_list"}, TypeError, "scope None"),
+        ({"dump_type": "tensor"}, ValueError, "dump_type: 'tensor'"),
+        ({"filter_data": 1}, TypeError, "filter_data: 1"),
+        ({"filter_stack": None}, TypeError, "filter_stack"),
+        ({"statistic_category": ["median"]}, ValueError, "'median'"),
+        ({"statistic_category": []}, TypeError, "statistic_category"),
+    ],
+)
+def test_what_is_not_allowed(given: dict[str, object], error: type[Exception], words: str):
+    """One line with the parameter, the value and what is allowed, as the tool raises it."""
+    with pytest.raises(error) as raised:
+        asked(**given)
+    assert words in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_settings_are_checked():
+    assert checked_setting(SETTING) is SETTING
+    for wrong in (Setting("/d", codec="rar"), Setting("/d", release="1.0.12")):
+        with pytest.raises(ValueError, match="is not allowed"):
+            checked_setting(wrong)
+    with pytest.raises(TypeError, match="retain_backward: 1"):
+        checked_setting(Setting("/d", retain_backward=1))  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    ("dump_type", "saved", "figures"),
+    [
+        ("all", "full", ("max", "min", "avg")),
+        ("npy", "full", ()),
+        ("statistics", "statistic", ("max", "min", "avg")),
+        ("stack", "statistic", ()),
+    ],
+)
+def test_plans(dump_type: str, saved: str, figures: tuple[str, ...]):
+    """Each dump type keeps what its name says, in the tree of the framework."""
+    plan = plan_of(SETTING, asked(dump_type=dump_type), "torch")
+    assert (plan.output.root, plan.output.layout) == ("/data/dump", "api-torch")
+    assert (plan.output.file_mode, plan.output.folder_mode) == (0o400, 0o700)
+    assert (plan.output.codec, plan.dialect) == ("none", "api_dump")
+    assert (plan.content.saved, plan.content.statistics) == (saved, figures)
+    assert plan_from_json(plan_to_json(plan)) == plan
+
+
+def test_the_last_release_has_other_figures():
+    """1.0.18 computes no mean unless it is asked to; 1.0.17 cannot be asked."""
+    last = Setting("/data/dump", release="1.0.18")
+    assert plan_of(last, Request(), "mindspore").output.layout == "api-mindspore-1.0.18"
+    assert plan_of(last, Request(), "torch").content.statistics == ("max", "min", "l2norm")
+    given = asked(statistic_category=["md5", "avg", "md5"])
+    assert plan_of(last, given, "torch").content.statistics == ("md5", "avg")
+    with pytest.raises(ValueError, match="release"):
+        plan_of(SETTING, given, "torch")
+
+
+@pytest.mark.parametrize(
+    ("loop", "numbers"),
+    [
+        # T: a call that trains, E: an evaluation, s: an optimizer's step.
+        ("TsTsTs", [0, 1, 2]),
+        ("TTTsTTTs", [0, 0, 0, 1, 1, 1]),
+        ("TssTss", [0, 1]),
+        ("sTsTs", [0, 1]),
+        ("TsETs", [0, 1, 2]),
+        ("TsEETsTs", [0, 1, 2, 3, 4]),
+        ("EETs", [0, 1, 2]),
+    ],
+)
+def test_steps_end_with_the_optimizers(loop: str, numbers: list[int]):
+    """Accumulation is one step, several optimizers end one step, an evaluation has its own."""
+    assert numbers_of(loop, optimized=True) == numbers
+
+
+def test_without_an_optimizer_each_call_is_a_step():
+    assert numbers_of("TTET", optimized=False) == [0, 1, 2, 3]
+
+
+def test_a_script_may_say_it_itself():
+    """Its first word is the step that runs, or the first after the calls so far."""
+    steps = Steps()
+    assert [steps.tell(), steps.tell(), steps.tell(7), steps.tell()] == [0, 1, 7, 8]
+    steps.stepped()
+    assert not steps.called("m", trains=True, optimized=lambda: True)
+    assert steps.number == 8
+
+
+def test_what_is_told_between_steps_belongs_to_the_next():
+    steps = Steps()
+    assert steps.upcoming == 0
+    steps.called("m", trains=True, optimized=lambda: True)
+    steps.stepped()
+    assert (steps.number, steps.upcoming) == (0, 1)
+
+
+def numbers_of(loop: str, *, optimized: bool) -> list[int]:
+    steps, found = Steps(), list[int]()
+    for event in loop:
+        if event == "s":
+            steps.stepped()
+        else:
+            steps.called(event, trains=event == "T", optimized=lambda: optimized)
+            found.append(steps.number)
+    return found
+
+
+def grown(root: Path, *names: str) -> set[str]:
+    """Make files, and return all there are."""
+    for name in names:
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("old")
+    return left(root)
+
+
+def left(root: Path) -> set[str]:
+    return {str(path.relative_to(root)) for path in root.rglob("*") if not path.is_dir()}
+
+
+def test_only_the_earlier_dump_of_that_rank_and_framework_goes(tmp_path: Path):
+    kept = {
+        "notes.txt",
+        "rank0/pt_net.pth",
+        "rank0/mindspore_api_dump/a.npy",
+        "rank0/mindspore_api_dump_info.pkl",
+        "rank0/torch_api_dump_more/a.npy",
+        "rank1/torch_api_dump/a.npy",
+        "rank1/.dump_metadata/manifest/iteration_0.1.json",
+    }
+    old = [
+        "rank0/torch_api_dump/a.npy",
+        "rank0/torch_api_dump/sub/b.npy",
+        "rank0/torch_api_dump_info.pkl",
+        "rank0/torch_api_dump_info.csv",
+        "rank0/torch_api_dump_stack.json",
+    ]
+    grown(tmp_path, *kept, *old)
+    clear(str(tmp_path), 0, "torch")
+    assert left(tmp_path) == kept
+    clear(str(tmp_path / "nowhere"), 0, "torch")
+
+
+def test_manifests_of_another_framework_stay(tmp_path: Path):
+    folder = tmp_path / "rank0/.dump_metadata/manifest"
+    grown(tmp_path, "rank0/mindspore_api_dump_info.pkl", "rank0/torch_api_dump_info.pkl")
+    folder.mkdir(parents=True)
+    texts = {
+        "ours.json": '{"path": "rank0/torch_api_dump/a.npy"}',
+        "theirs.json": '{"path": "rank0/mindspore_api_dump/a.npy"}',
+        "nobodys.json": '{"path": ""}',
+    }
+    for name, text in texts.items():
+        (folder / name).write_text(text)
+    clear(str(tmp_path), 0, "torch")
+    assert {path.name for path in folder.iterdir()} == {"theirs.json", "nobodys.json"}
+    (tmp_path / "rank0/mindspore_api_dump_info.pkl").unlink()
+    clear(str(tmp_path), 0, "torch")
+    assert {path.name for path in folder.iterdir()} == {"theirs.json"}
+
+
+def test_nothing_goes_through_a_link(tmp_path: Path):
+    elsewhere = tmp_path / "elsewhere"
+    grown(elsewhere, "a.npy", "info.pkl", "rank0/torch_api_dump/a.npy", "manifest/m.json")
+    before = left(elsewhere)
+    rank = tmp_path / "dump/rank0"
+    rank.mkdir(parents=True)
+    (rank / "torch_api_dump").symlink_to(elsewhere)
+    (rank / "torch_api_dump_info.pkl").symlink_to(elsewhere / "info.pkl")
+    (rank / ".dump_metadata").symlink_to(elsewhere)
+    (tmp_path / "dump/rank1").symlink_to(elsewhere / "rank0")
+    for number in (0, 1):
+        clear(str(tmp_path / "dump"), number, "torch")
+    assert left(elsewhere) == before

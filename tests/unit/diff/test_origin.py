@@ -1,0 +1,226 @@
+"""Where it starts: on one rank, and in the whole."""
+
+from __future__ import annotations
+
+from suites.diff_programs import rows
+
+from rankdump.diff.origin import Found, found_on_ranks
+from rankdump.diff.origin_ranks import Meeting, Merged, origin_of, sender, whole
+from rankdump.diff.origin_rows import DIFFERENCE, NONFINITE, Question
+from rankdump.diff.origin_weights import weights
+from rankdump.diff.values import CONSTANTS, Origin, Row, Suspect
+
+
+def found_of(text: str, question: Question = DIFFERENCE, **more) -> Found:
+    (found,) = found_on_ranks(rows(text, **more), question)
+    return found
+
+
+def start(text: str, question: Question = DIFFERENCE, **more) -> tuple[list[str], bool]:
+    """The suspects, and whether it is certain."""
+    found = found_of(text, question, **more)
+    return [step.row.name_a or step.row.name_b for step in found.steps], not found.why
+
+
+def test_the_first_call_with_equal_inputs_and_different_outputs():
+    assert start("a<= a>= b<= b>! c<! c>!") == (["b"], True)
+
+
+def test_nothing_differs():
+    assert found_on_ranks(rows("a<= a>= b<= b>="), DIFFERENCE) == []
+
+
+def test_of_calls_inside_each_other_it_is_the_innermost():
+    """The network and a block begin before the layer, and end after it with other outputs."""
+    assert start("net<= block<= a<= a>= b<= b>! c<! c>! block>! net>!") == (["b"], True)
+
+
+def test_what_a_block_does_itself_is_the_blocks():
+    """Between a and b the block adds something: no call made what differs in b's inputs."""
+    found = found_of("net<= block<= a<= a>= b<! b>! block>! net>!")
+    assert found.first.name_a == "block"
+    assert "inputs of b" in found.reasons[0]
+
+
+def test_a_gradient_seen_first_by_who_receives_it_is_the_senders():
+    """Autograd tells the receiver's hook first that the tensor between them has a gradient."""
+    names, certain = start("Gradients/b<= Gradients/a<! Gradients/b>! Gradients/a>!")
+    assert (names, certain) == (["Gradients/b"], True)
+
+
+def test_the_backward_counts_when_all_of_the_forward_agrees():
+    assert start("a<= a>= b<= b>= Gradients/b<= Gradients/b>! Gradients/a<! Gradients/a>!") == (
+        ["Gradients/b"],
+        True,
+    )
+
+
+def test_inputs_that_differ_from_the_beginning_come_from_outside():
+    found = found_of("a<= a<! a>! b<! b>!")
+    assert (found.first.name_a, found.outside, found.why) == ("a", True, "")
+    assert "outside what was dumped" in found.reasons[0]
+    assert "input.1" in found.reasons[0]
+
+
+def test_a_call_that_only_one_side_made_is_the_origin_when_the_next_inputs_differ():
+    assert start("a<= a>= +extra<- +extra>- b<! b>!") == (["extra"], True)
+
+
+def test_a_call_that_was_replaced_is_ambiguous():
+    names, certain = start("a<= a>= *relu<- *relu>- +gelu<- +gelu>- b<! b>!")
+    assert (names, certain) == (["gelu", "relu"], False)
+
+
+def test_calls_that_agree_may_stand_between():
+    """The weight is transposed between the extra call and the product that shows it."""
+    assert start("a<= a>= +extra<- +extra>- t<= t>= b<! b>!") == (["extra"], True)
+
+
+def test_a_call_of_one_side_that_changed_nothing_is_none():
+    assert start("a<= a>= +extra<- +extra>- b<= b>= c<= c>!") == (["c"], True)
+
+
+def test_inputs_that_nobody_could_compare_make_it_less_certain():
+    found = found_of("a<= a>= b<= b<? b>! c<! c>!")
+    assert (found.first.name_a, found.why) == ("b", "input.1 could not be compared")
+
+
+def test_a_dump_of_outputs_alone_is_less_certain():
+    assert start("a>= b>! c>! net>!") == (["b"], False)
+
+
+def test_a_call_without_inputs_is_certain_where_others_have_some():
+    assert start("a<= a>= randn>! b<! b>!") == (["randn"], True)
+
+
+def test_a_dump_of_inputs_alone_has_two_candidates():
+    assert start("a<= b<= c<! d<!") == (["b", "c"], False)
+
+
+def test_the_first_iteration_counts_and_constants_only_when_nothing_else_differs():
+    later = [*rows("a<= a>!", iteration=5), *rows("b<= b>!", iteration=2)]
+    constant = rows("mask>!", iteration=CONSTANTS, types={"mask": "Parameter"})
+    (found,) = found_on_ranks([*constant, *later], DIFFERENCE)
+    assert (found.first.iteration, found.first.name_a) == (2, "b")
+    (found,) = found_on_ranks(constant, DIFFERENCE)
+    assert found.first.name_a == "mask"
+
+
+def test_nonfinite_values_have_an_origin_on_each_side():
+    text = "a<= a>= b<= b>= c<= c>="
+    bad = {"b>": True, "c<": True, "c>": True}
+    for question in NONFINITE:
+        assert start(text, question, nonfinite=bad) == (["b"], True)
+    assert found_on_ranks(rows(text, nonfinite=bad), DIFFERENCE) == []
+
+
+def test_inputs_not_known_to_be_finite_make_it_less_certain_and_are_named():
+    found = found_of("a<= a>= b<= b>!", NONFINITE[1], nonfinite={"b<": None, "b>": True})
+    assert found.why == "whether input.0 was finite is not known"
+    assert [row.place for row in found.unknown] == ["input.0"]
+
+
+def test_nonfinite_inputs_from_outside():
+    found = found_of("a<= a>=", NONFINITE[0], nonfinite={"a<": True, "a>": True})
+    assert found.outside
+    assert found.reasons[0].startswith("its inputs are not finite already")
+
+
+def joined(rows_of_ranks: list[Row], merged: Merged | None = None) -> Origin:
+    found = found_on_ranks(rows_of_ranks, DIFFERENCE)
+    firsts = [
+        Suspect(f.first.rank, f.first.iteration, 0, "", f.first.name_a, "", False, "r")
+        for f in found
+    ]
+    origin = whole(found, merged or Merged(), firsts)
+    assert origin is not None
+    return origin
+
+
+def test_the_same_call_on_all_ranks_is_one_origin():
+    origin = joined([*rows("a<= a>= b<= b>!"), *rows("a<= a>= b<= b>!", rank=1)])
+    assert origin.certain
+    assert [(s.name_a, s.rank) for s in origin.suspects] == [("b", 0)]
+    assert "the same on rank 1" in origin.suspects[0].reason
+
+
+def test_different_calls_on_different_ranks_are_ambiguous():
+    two = [*rows("a<= a>= b<= b>!"), *rows("a<= a>! b<! b>!", rank=1)]
+    origin = joined(two)
+    assert not origin.certain
+    assert {s.name_a for s in origin.suspects} == {"a", "b"}
+    places = {(0, 0, "b"): 3, (1, 0, "a"): 7}
+    assert [s.rank for s in joined(two, Merged(places)).suspects] == [0, 1]
+
+
+def test_an_earlier_iteration_goes_before_any_order():
+    origin = joined([*rows("a<= a>!", iteration=2), *rows("b<= b>!", rank=1, iteration=1)])
+    assert (origin.certain, origin.suspects[0].rank) == (True, 1)
+
+
+GATHER = "a<= a>= gather<= gather>! b<! b>!"
+CULPRIT = "a<= a>! gather<! gather>! b<! b>!"
+
+
+def test_what_arrives_through_a_collective_comes_from_the_other_rank():
+    types = {"gather": "AllGather"}
+    two = [*rows(GATHER, types=types), *rows(CULPRIT, rank=1, types=types)]
+    origin = joined(two)
+    assert origin.certain
+    assert [(s.rank, s.name_a) for s in origin.suspects] == [(1, "a")]
+
+
+def test_the_merged_order_knows_collectives_that_were_not_dumped():
+    """A functional all-reduce between two layers: the tree has it in its order alone."""
+    two = [*rows("a<= a>= b<! b>!"), *rows("a<= a>! b<! b>!", rank=1)]
+    places = {(0, 0, "a"): 0, (1, 0, "a"): 1, (0, 0, "b"): 5, (1, 0, "b"): 6}
+    both = frozenset((0, 1))
+    merged = Merged(places, (Meeting(0, 3, both, both),))
+    assert joined(two, merged).suspects[0].rank == 1
+    found = found_on_ranks(two, DIFFERENCE)
+    assert [sender(each, found, merged) for each in found] == [1, None]
+
+
+def test_a_message_goes_one_way():
+    two = [*rows("a<= a>= b<! b>!"), *rows("a<= a>! c<! c>!", rank=1)]
+    places = {(0, 0, "b"): 5, (1, 0, "a"): 1}
+    there = Meeting(0, 3, frozenset((1,)), frozenset((0,)))
+    back = Meeting(0, 3, frozenset((0,)), frozenset((1,)))
+    assert joined(two, Merged(places, (there,))).certain
+    assert not joined(two, Merged(places, (back,))).certain
+
+
+def test_gradients_of_parameters_are_shared_by_ranks():
+    types = {"Gradients/w": "Parameter"}
+    two = [
+        *rows("a<= a>= Gradients/w>!", types=types),
+        *rows("a<= a>! Gradients/w>!", rank=1, types=types),
+    ]
+    assert joined(two).suspects[0].name_a == "a"
+
+
+FC = "Default/network-Net/fc-Linear/Linear-op0"
+
+
+def test_a_weight_that_differs_is_named():
+    types = {"fc.weight": "Parameter", "other.weight": "Parameter"}
+    mine = rows(f"{FC}<= {FC}>! fc.weight>! other.weight>!", types=types, iteration=1)
+    (found,) = found_on_ranks(mine, DIFFERENCE)
+    assert weights(found, mine) == "; its parameter fc.weight differs too (read after the step)"
+    before = rows("fc.weight>=", types=types, iteration=0)
+    assert "after the step" in weights(found, [*before, *mine])
+    used = rows("fc.weight>!", types=types, iteration=0)
+    assert weights(found, [*used, *mine]) == "; its parameter fc.weight differs too"
+
+
+def test_a_call_of_an_api_is_told_by_its_layer():
+    text = "LAYER_fc1_forward<= NN_Linear_0_forward<= NN_Linear_0_forward>!"
+    assert found_of(text).reasons[0].endswith("; it is the layer fc1")
+
+
+def test_an_origin_of_one_rank_keeps_its_candidates():
+    found = found_of("a<= b<= c<! d<!")
+    suspects = tuple(Suspect(0, 0, 0, "", n, "", False, "") for n in "bc")
+    origin = origin_of(found, suspects)
+    assert (origin.certain, len(origin.suspects)) == (False, 2)
+    assert origin.why

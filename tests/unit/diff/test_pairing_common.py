@@ -1,0 +1,45 @@
+"""The longest common subsequence beside the textbook's."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankdump.diff.pairing import common as module
+from rankdump.diff.pairing.common import common
+
+TOKENS = st.lists(st.sampled_from("abcd"), max_size=24)
+
+
+def textbook(a: list[str], b: list[str]) -> int:
+    above = [0] * (len(b) + 1)
+    for left in a:
+        row = [0]
+        for at, right in enumerate(b):
+            row.append(above[at] + 1 if left == right else max(row[at], above[at + 1]))
+        above = row
+    return above[-1]
+
+
+@pytest.mark.parametrize("kept", [1 << 22, 4])
+@given(a=TOKENS, b=TOKENS)
+def test_it_is_common_rising_and_as_long_as_can_be(kept, a, b):
+    """Law: whether a table is kept whole or solved by halves."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_SMALL_CELLS", kept)
+        found = common(a, b)
+    assert all(a[i] == b[j] for i, j in found)
+    assert all(i < k and j < m for (i, j), (k, m) in pairwise(found))
+    assert len(found) == textbook(a, b)
+
+
+def test_long_programs_are_no_square(tmp_path):
+    """A program of 30,000 calls with a call inserted every hundred: a row is one number."""
+    a = [at % 37 for at in range(30_000)]
+    b = [
+        token for at, token in enumerate(a) for token in ([token, -1] if at % 100 == 0 else [token])
+    ]
+    assert len(common(a, b)) == len(a)
