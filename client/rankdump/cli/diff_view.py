@@ -48,11 +48,13 @@ def rows_table(rows: Sequence[Row], report: Report, *, width: int) -> list[str]:
     marked = any(call_key(row) in suspects for row in rows)
     ranked = len({row.rank for row in rows}) > 1
     measured = any(row.outcome.measures for row in rows)
+    figured = any(row.outcome.figures for row in rows)
     columns = (
         *([Column("")] if marked else []),
         *(numbers("rank") if ranked else ()),
         *(Column("operator", flexible=True), Column("place"), Column("verdict")),
         *(_MEASURES if measured else ()),
+        *([Column("figures apart")] if figured else []),
     )
     cells = [
         [
@@ -60,6 +62,7 @@ def rows_table(rows: Sequence[Row], report: Report, *, width: int) -> list[str]:
             *([str(row.rank)] if ranked else []),
             *(wording.name(row, label), row.place, row.outcome.verdict.value),
             *(_measures(row) if measured else []),
+            *([wording.apart(row)] if figured else []),
         ]
         for row in rows
     ]
@@ -82,9 +85,9 @@ def _dated(rows: Sequence[Row], lines: Sequence[str]) -> list[str]:
 def remarks(rows: Sequence[Row], *, everything: bool = False) -> list[str]:
     """Return what was found in those rows beside numbers, a sentence each."""
     told = [
-        f"{wording.name(row, label)}, rank {row.rank}, {row.place}: {wording.remark(row)}"
+        f"{wording.name(row, label)}, rank {row.rank}, {row.place}: {wording.findings(row)}"
         for row in rows
-        if wording.remark(row)
+        if row.outcome.findings
     ]
     shown = told if everything else told[:_MOST_REMARKS]
     left = len(told) - len(shown)

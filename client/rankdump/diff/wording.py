@@ -122,10 +122,14 @@ def extents(row: Row) -> str:
     return " / ".join(dict.fromkeys(said))
 
 
-def remark(row: Row) -> str:
-    """Return what the findings of a row say, and by how much figures are apart."""
-    apart = ", ".join(f"{item} {rounded(by)}" for item, by in row.outcome.figures.items())
-    return "; ".join((*row.outcome.findings, *([f"figures apart: {apart}"] if apart else [])))
+def findings(row: Row) -> str:
+    """Return what was found in a row, in words."""
+    return "; ".join(row.outcome.findings)
+
+
+def apart(row: Row) -> str:
+    """Return by how much figures are apart: `max 0.25, min 0`."""
+    return ", ".join(f"{item} {rounded(by)}" for item, by in row.outcome.figures.items())
 
 
 def _shape(shape: tuple[int, ...] | None) -> str:

@@ -92,7 +92,8 @@ def row_columns(rows: Sequence[Row], spelt: Spelling) -> Columns:
         **{name: [row.outcome.extra.get(name, math.nan) for row in rows] for name in extra},
         "type and shape": [wording.extents(row) for row in rows],
         "matched by": [row.rule or wording.NONE for row in rows],
-        "findings": [wording.remark(row) for row in rows],
+        "figures apart": [wording.apart(row) for row in rows],
+        "findings": [wording.findings(row) for row in rows],
     }
 
 
@@ -109,7 +110,7 @@ def operator_columns(operators: Sequence[Operator], spelt: Spelling) -> Columns:
         "at": [row.place for row in worst],
         "tensors": [each.tensors for each in operators],
         "differing": [each.differing for each in operators],
-        "max abs": [each.max_absolute for each in operators],
+        "error": [each.error for each in operators],
         "lowest cosine": [each.cosine for each in operators],
         "lowest close": [each.close_share for each in operators],
     }
@@ -120,13 +121,13 @@ def point_columns(operators: Sequence[Operator], scale: Scale, axis: Axis) -> Co
     worst = [each.worst for each in operators]
     return {
         "x": list(map(axis.at, worst)),
-        "y": [scale.at(each.max_absolute) for each in operators],
+        "y": [scale.at(each.error) for each in operators],
         "rank": [row.rank for row in worst],
         "when": [wording.iterations([row.iteration]) for row in worst],
         "operator": [f"{wording.name(row, str)}, {_direction(row)}" for row in worst],
         "place": [row.place for row in worst],
         "verdict": [row.outcome.verdict.value for row in worst],
-        "error": [wording.rounded(each.max_absolute) for each in operators],
+        "error": [wording.rounded(each.error) for each in operators],
         "cosine": [wording.likeness(each.cosine) for each in operators],
         "close": [wording.percent(each.close_share) for each in operators],
         "extents": [wording.extents(row) for row in worst],

@@ -23,7 +23,14 @@ from bokeh.models import (
 from rankdump.diff.html.columns import Cells, Columns
 from rankdump.diff.html.palette import COLOURS
 
-_WIDTHS = {"operator": 380, "findings": 420, "type and shape": 180, "verdict": 100, "direction": 80}
+_WIDTHS = {
+    "operator": 380,
+    "findings": 420,
+    "figures apart": 260,
+    "type and shape": 180,
+    "verdict": 100,
+    "direction": 80,
+}
 _WHOLE = ("rank", "iteration", "position", "tensors", "differing", "unequal")
 _SHARES = ("cosine", "lowest cosine", "close share", "lowest close")
 _NARROW, _WIDE, _WIDER = 66, 92, 124
