@@ -9,7 +9,7 @@ from rankdump.cli.table import Column, numbers, table
 from rankdump.cli.text import counted, label, shortened
 from rankdump.diff import wording
 from rankdump.diff.summary import accused, call_key, lonely, max_absolute, other_origins
-from rankdump.diff.values import CONSTANTS, Origin, Report, Row, Suspect
+from rankdump.diff.values import Origin, Report, Row, Suspect
 from rankdump.reader import ranges
 
 _MOST_CANDIDATES = 5
@@ -40,37 +40,54 @@ def totals(report: Report) -> list[str]:
 
 
 def rows_table(rows: Sequence[Row], report: Report, *, width: int) -> list[str]:
-    """Return rows as a table; those of the operators where it may start have a mark."""
+    """Return rows as a table, under a line for each iteration where there are several.
+
+    Those of the operators where it may start have a mark.
+    """
     suspects = accused(report)
+    marked = any(call_key(row) in suspects for row in rows)
+    ranked = len({row.rank for row in rows}) > 1
     measured = any(row.outcome.measures for row in rows)
-    wide = (
-        *([Column("")] if suspects else []),
-        *numbers(*_told_apart(rows)),
-        Column("operator", flexible=True),
-        Column("place"),
-        Column("verdict"),
+    figured = any(row.outcome.figures for row in rows)
+    columns = (
+        *([Column("")] if marked else []),
+        *(numbers("rank") if ranked else ()),
+        *(Column("operator", flexible=True), Column("place"), Column("verdict")),
         *(_MEASURES if measured else ()),
+        *([Column("figures apart")] if figured else []),
     )
     cells = [
         [
-            *([_MARK if call_key(row) in suspects else ""] if suspects else []),
-            *(_number(getattr(row, each)) for each in _told_apart(rows)),
-            wording.name(row, label),
-            row.place,
-            row.outcome.verdict.value,
+            *([_MARK if call_key(row) in suspects else ""] if marked else []),
+            *([str(row.rank)] if ranked else []),
+            *(wording.name(row, label), row.place, row.outcome.verdict.value),
             *(_measures(row) if measured else []),
+            *([wording.apart(row)] if figured else []),
         ]
         for row in rows
     ]
-    return table(wide, cells, width=width) if cells else []
+    titles, *lines = table(columns, cells, width=width)
+    return [titles, *_dated(rows, lines)] if rows else []
+
+
+def _dated(rows: Sequence[Row], lines: Sequence[str]) -> list[str]:
+    """Return the lines of those rows, with one in front of each iteration unless all are of one."""
+    if len({row.iteration for row in rows}) == 1:
+        return list(lines)
+    pairs = groupby(zip(rows, lines, strict=True), key=lambda pair: pair[0].iteration)
+    return [
+        line
+        for iteration, group in pairs
+        for line in (wording.iterations([iteration]), *(line for _, line in group))
+    ]
 
 
 def remarks(rows: Sequence[Row], *, everything: bool = False) -> list[str]:
     """Return what was found in those rows beside numbers, a sentence each."""
     told = [
-        f"{wording.name(row, label)}, rank {row.rank}, {row.place}: {wording.remark(row)}"
+        f"{wording.name(row, label)}, rank {row.rank}, {row.place}: {wording.findings(row)}"
         for row in rows
-        if wording.remark(row)
+        if row.outcome.findings
     ]
     shown = told if everything else told[:_MOST_REMARKS]
     left = len(told) - len(shown)
@@ -131,15 +148,6 @@ def _of_rank(origin: Origin) -> list[str]:
 
 def _named(suspect: Suspect) -> str:
     return wording.name(suspect, label)
-
-
-def _told_apart(rows: Sequence[Row]) -> list[str]:
-    """Return which of rank and iteration differ among rows, and so need a column."""
-    return [each for each in ("rank", "iteration") if len({getattr(row, each) for row in rows}) > 1]
-
-
-def _number(number: int) -> str:
-    return wording.NONE if number == CONSTANTS else str(number)
 
 
 def _measures(row: Row) -> list[str]:

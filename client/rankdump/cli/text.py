@@ -93,7 +93,7 @@ def _own_name(module: str) -> str:
 
 def paragraph(text: str, width: int | None) -> list[str]:
     """Return a sentence in lines, broken between words only; in one line without a width."""
-    if width is None:
+    if width is None or not text:
         return [text]
     return textwrap.wrap(
         text, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False

@@ -21,6 +21,7 @@ SEVERITY = (
     Verdict.EQUAL,
 )
 """Worst first."""
+_EXTREMES = ("max", "min", "avg")
 _ORDER = {verdict: at for at, verdict in enumerate(SEVERITY)}
 CallKey: TypeAlias = "tuple[int, int, int, str, str]"
 """Rank, iteration, position and both names: one pair of calls of a report."""
@@ -34,8 +35,8 @@ class Operator:
     """The row of the worst verdict; of several the largest error."""
     tensors: int
     differing: int
-    max_absolute: float
-    """Over its tensors; NaN where none was measured."""
+    error: float
+    """Largest over its tensors; NaN where none is known."""
     cosine: float
     """Lowest over its tensors; NaN where none has one."""
     close_share: float
@@ -82,6 +83,15 @@ def max_absolute(row: Row) -> float:
     return 0.0 if row.outcome.verdict is Verdict.EQUAL else math.nan
 
 
+def error(row: Row) -> float:
+    """Return how far a row is apart: by elements, else by extremes and mean; NaN if unknown."""
+    known = max_absolute(row)
+    if not math.isnan(known):
+        return known
+    apart = row.outcome.figures
+    return max((abs(apart[item]) for item in _EXTREMES if item in apart), default=math.nan)
+
+
 def ranks_alike(origin: Origin, report: Report) -> list[int]:
     """Return the ranks on which it starts at the same operator, the origin's own among them."""
     first = origin.suspects[0]
@@ -112,15 +122,13 @@ def accused(report: Report) -> set[CallKey]:
 def excerpt(report: Report, limit: int | None, *, everything: bool = False) -> list[Row]:
     """Return the rows to look at first: suspects whole, and what does not agree, in order.
 
-    Of more than the limit, a stretch that has the first suspect in its first half.
+    Of more than the limit, a stretch that has the earliest suspect in its first half.
     """
     suspects = accused(report)
     kept = [row for row in report.rows if everything or call_key(row) in suspects or _matters(row)]
     if limit is None or len(kept) <= limit:
         return kept
-    first = next((origin.suspects[0] for origin in report.origins if origin.suspects), None)
-    meant = call_key(first) if first else None
-    at = next((at for at, row in enumerate(kept) if call_key(row) == meant), 0)
+    at = next((at for at, row in enumerate(kept) if call_key(row) in suspects), 0)
     begin = 0 if at < limit // 2 else min(at - limit // 4, len(kept) - limit)
     return kept[begin : begin + limit]
 
@@ -143,7 +151,7 @@ def _operator(group: list[Row]) -> Operator:
         worst=worst,
         tensors=len(group),
         differing=sum(not row.outcome.verdict.agrees for row in group),
-        max_absolute=max(_numbers(max_absolute(row) for row in group), default=math.nan),
+        error=max(_numbers(error(row) for row in group), default=math.nan),
         cosine=min(_numbers(each.cosine for each in measured), default=math.nan),
         close_share=min((each.close_share for each in measured), default=math.nan),
     )
@@ -154,8 +162,8 @@ def _numbers(values: Iterable[float]) -> list[float]:
 
 
 def _or_zero(row: Row) -> float:
-    error = max_absolute(row)
-    return 0.0 if math.isnan(error) else error
+    known = error(row)
+    return 0.0 if math.isnan(known) else known
 
 
 def _matters(row: Row) -> bool:

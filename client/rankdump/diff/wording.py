@@ -11,8 +11,7 @@ from rankdump.diff.values import CONSTANTS, Origin, Report, Row, Suspect
 from rankdump.reader import ranges
 
 NONE = "-"
-_MOST_CLOSE = 0.9999
-"""Shown of what is nearly all or nearly the same: 100 % means all, and 1 the same."""
+_NEARLY = 0.9999
 _ROUNDING = 1e-12
 
 
@@ -22,18 +21,18 @@ def rounded(value: float) -> str:
 
 
 def likeness(cosine: float) -> str:
-    """Return a cosine; 1 only where nothing but rounding is apart."""
-    nearly = _MOST_CLOSE < cosine < 1 - _ROUNDING
-    return rounded(_MOST_CLOSE if nearly else cosine)
+    """Return a cosine; 1 only where nothing but rounding is apart, `>0.9999` for nearly."""
+    nearly = _NEARLY < cosine < 1 - _ROUNDING
+    return f">{_NEARLY}" if nearly else rounded(cosine)
 
 
 def percent(share: float) -> str:
     """Return a share in per cent: 100 only for all, 0 only for none."""
     if math.isnan(share):
         return NONE
-    if 0 < share < 1:
-        share = min(max(share, 1 - _MOST_CLOSE), _MOST_CLOSE)
-    return f"{share:.2%}"
+    if _NEARLY < share < 1:
+        return f">{_NEARLY:.2%}"
+    return f"<{1 - _NEARLY:.2%}" if 0 < share < 1 - _NEARLY else f"{share:.2%}"
 
 
 def title(origin: Origin) -> str:
@@ -123,10 +122,14 @@ def extents(row: Row) -> str:
     return " / ".join(dict.fromkeys(said))
 
 
-def remark(row: Row) -> str:
-    """Return what the findings of a row say, and by how much figures are apart."""
-    apart = ", ".join(f"{item} {rounded(by)}" for item, by in row.outcome.figures.items())
-    return "; ".join((*row.outcome.findings, *([f"figures apart: {apart}"] if apart else [])))
+def findings(row: Row) -> str:
+    """Return what was found in a row, in words."""
+    return "; ".join(row.outcome.findings)
+
+
+def apart(row: Row) -> str:
+    """Return by how much figures are apart: `max 0.25, min 0`."""
+    return ", ".join(f"{item} {rounded(by)}" for item, by in row.outcome.figures.items())
 
 
 def _shape(shape: tuple[int, ...] | None) -> str:

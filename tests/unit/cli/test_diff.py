@@ -57,9 +57,10 @@ def test_where_it_starts(a, b, capsys):
     assert f"b: {b}" in lines
     assert "32 pairs of tensors: 12 different, 20 equal" in lines
     (titles,) = (line for line in lines if line.split()[-4:] == ["mean", "abs", "cosine", "close"])
-    assert titles.split()[:5] == ["rank", "iteration", "operator", "place", "verdict"]
+    assert titles.split()[:5] == ["rank", "operator", "place", "verdict", "max"]
     (marked, *_) = (line.split() for line in lines if line.startswith(">"))
-    assert marked[:6] == [">", "0", "0", "fc2/Linear-op0", "input.0", "equal"]
+    assert lines[lines.index(titles) + 1] == "iteration 0"
+    assert marked[:5] == [">", "0", "fc2/Linear-op0", "input.0", "equal"]
     assert all(len(line) <= 100 for line in lines[lines.index(titles) :])
 
 

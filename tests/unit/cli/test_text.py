@@ -115,3 +115,8 @@ def test_a_table_without_flexible_columns_stays_whole():
 def test_labels(op_name, said):
     """The classes that a scope repeats are left out, and nothing else."""
     assert label(op_name) == said
+
+
+def test_a_blank_line_stays_one():
+    """Between a table and its totals, on a terminal as in a pipe."""
+    assert paragraph("", 80) == paragraph("", None) == [""]

@@ -122,7 +122,7 @@ def test_the_data_is_in_it(text):
     assert max(tensors["max abs"]) == 0.00123 * 6
     assert len(operators["operator"]) == 12
     assert len(models(text)["Quad"]) >= 2, "histograms"
-    drawn = [len(each["x"]) for each in sources(text) if "error" in each]
+    drawn = [len(each["x"]) for each in sources(text) if "x" in each]
     assert sorted(drawn) == [2, 6, 6], "the ring, and two ranks"
 
 
@@ -133,7 +133,9 @@ def test_only_so_much_is_drawn_and_that_is_said():
     assert len(verdicts) == 110
     assert verdicts.count("different") == 100
     said = " ".join(Elements(small).data)
-    assert "110 of 240 pairs of tensors are shown: those that disagree before all others" in said
+    assert (
+        "110 of 240 pairs of tensors are shown, the first that disagree before all others" in said
+    )
     assert "110 of 120 operators are shown" in said
 
 
@@ -159,12 +161,15 @@ def test_names_are_text_and_nothing_else():
             [row(0, "output.0", Outcome(Verdict.SHAPE), iteration=CONSTANTS)],
             origins=(origin(kind="nonfinite", side="b", why="no order"),),
         ),
+        report([row(0, "output.0", Outcome(Verdict.DIFFERENT, figures={"max": 0.5}))]),
     ],
-    ids=["agreeing", "empty", "odd"],
+    ids=["agreeing", "empty", "odd", "figures"],
 )
-def test_reports_without_numbers(made):
+def test_reports_without_numbers(made, caplog):
+    """The library has nothing to complain about either."""
     said = " ".join(Elements(page(made, label)).data)
     assert "Every call has a partner." in said
+    assert not caplog.records
 
 
 def test_the_scale_has_room_for_all():

@@ -40,8 +40,8 @@ def test_an_operator_is_as_bad_as_its_worst_tensor():
     ]
     first, second = summary.operators(rows)
     assert (first.worst.place, first.tensors, first.differing) == ("output.0", 4, 3)
-    assert (first.max_absolute, first.cosine, first.close_share) == (0.9, 1 - 0.9, 0.5)
-    assert (second.worst.rank, second.max_absolute) == (1, 0.0)
+    assert (first.error, first.cosine, first.close_share) == (0.9, 1 - 0.9, 0.5)
+    assert (second.worst.rank, second.error) == (1, 0.0)
     assert math.isnan(second.cosine)
 
 
@@ -103,16 +103,16 @@ def test_numbers_as_people_read_them():
     shares = (1.0, 0.999999, 0.5, 1e-9, 0.0, math.nan)
     assert [wording.percent(x) for x in shares] == [
         "100.00%",
-        "99.99%",
+        ">99.99%",
         "50.00%",
-        "0.01%",
+        "<0.01%",
         "0.00%",
         "-",
     ]
     assert [wording.likeness(x) for x in (1.0, 1 - 1e-15, 1 - 1e-7, 0.5, -1.0)] == [
         "1",
         "1",
-        "0.9999",
+        ">0.9999",
         "0.5",
         "-1",
     ]
@@ -129,8 +129,8 @@ def test_sentences():
     assert wording.moment(suspect(iteration=CONSTANTS)) == "constants, forward"
     assert wording.name(suspect(name_b="fc/Dense-op1"), str) == f"{LAYERS[3]} (b: fc/Dense-op1)"
     figured = Outcome(Verdict.DIFFERENT, ("dtypes differ",), None, {"max": 0.25, "min": 0.0})
-    assert wording.remark(row(0, "output.0", figured)) == (
-        "dtypes differ; figures apart: max 0.25, min 0"
-    )
+    assert wording.apart(row(0, "output.0", figured)) == "max 0.25, min 0"
+    assert wording.findings(row(0, "output.0", figured)) == "dtypes differ"
+    assert summary.error(row(0, "output.0", figured)) == 0.25
     assert summary.max_absolute(row(0, "output.0", outcome(Verdict.CLOSE, 0.5))) == 0.5
     assert measures(0.5).close_share == 0.5

@@ -17,6 +17,8 @@ Spelling: TypeAlias = "Callable[[str], str]"
 """How a name is shortened for people."""
 
 NO_NUMBER = "no number"
+_ASIDE = 0.6
+"""Width that the points of all ranks take at a position."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,20 @@ class Scale:
         return math.log10(error) if error > 0 else self.zero
 
 
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """The horizontal axis: iterations one after another, in each the positions of calls."""
+
+    begins: Mapping[int, int]
+    """Where each iteration begins."""
+    aside: Mapping[int, float]
+    """How far the points of each rank stand aside, so that none hides another's."""
+
+    def at(self, row: Row) -> float:
+        """Return where a pair of calls stands."""
+        return self.begins[row.iteration] + row.position + self.aside[row.rank]
+
+
 def scale_of(errors: Sequence[float]) -> Scale:
     """Return the axis on which all errors have room."""
     powers = [math.log10(error) for error in errors if error > 0 and math.isfinite(error)]
@@ -76,7 +92,8 @@ def row_columns(rows: Sequence[Row], spelt: Spelling) -> Columns:
         **{name: [row.outcome.extra.get(name, math.nan) for row in rows] for name in extra},
         "type and shape": [wording.extents(row) for row in rows],
         "matched by": [row.rule or wording.NONE for row in rows],
-        "findings": [wording.remark(row) for row in rows],
+        "figures apart": [wording.apart(row) for row in rows],
+        "findings": [wording.findings(row) for row in rows],
     }
 
 
@@ -93,34 +110,32 @@ def operator_columns(operators: Sequence[Operator], spelt: Spelling) -> Columns:
         "at": [row.place for row in worst],
         "tensors": [each.tensors for each in operators],
         "differing": [each.differing for each in operators],
-        "max abs": [each.max_absolute for each in operators],
+        "error": [each.error for each in operators],
         "lowest cosine": [each.cosine for each in operators],
         "lowest close": [each.close_share for each in operators],
     }
 
 
-def point_columns(
-    operators: Sequence[Operator], scale: Scale, begins: Mapping[int, int]
-) -> Columns:
+def point_columns(operators: Sequence[Operator], scale: Scale, axis: Axis) -> Columns:
     """Return one point per pair of calls: where it stands, and what is said of it."""
     worst = [each.worst for each in operators]
     return {
-        "x": [begins[row.iteration] + row.position for row in worst],
-        "y": [scale.at(each.max_absolute) for each in operators],
+        "x": list(map(axis.at, worst)),
+        "y": [scale.at(each.error) for each in operators],
         "rank": [row.rank for row in worst],
         "when": [wording.iterations([row.iteration]) for row in worst],
         "operator": [f"{wording.name(row, str)}, {_direction(row)}" for row in worst],
         "place": [row.place for row in worst],
         "verdict": [row.outcome.verdict.value for row in worst],
-        "error": [wording.rounded(each.max_absolute) for each in operators],
+        "error": [wording.rounded(each.error) for each in operators],
         "cosine": [wording.likeness(each.cosine) for each in operators],
         "close": [wording.percent(each.close_share) for each in operators],
         "extents": [wording.extents(row) for row in worst],
     }
 
 
-def begins_of(operators: Sequence[Operator]) -> dict[int, int]:
-    """Return where each iteration begins on the horizontal axis: they stand one after another."""
+def axis_of(operators: Sequence[Operator]) -> Axis:
+    """Return the horizontal axis on which all pairs of calls have room."""
     lengths: dict[int, int] = {}
     for row in (each.worst for each in operators):
         lengths[row.iteration] = max(lengths.get(row.iteration, 0), row.position + 1)
@@ -128,7 +143,9 @@ def begins_of(operators: Sequence[Operator]) -> dict[int, int]:
     for iteration in sorted(lengths):
         begins[iteration] = at
         at += lengths[iteration]
-    return begins
+    ranks = sorted({each.worst.rank for each in operators})
+    step = _ASIDE / len(ranks) if ranks else 0.0
+    return Axis(begins, {rank: at * step for at, rank in enumerate(ranks)})
 
 
 _MEASURES = {

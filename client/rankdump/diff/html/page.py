@@ -10,18 +10,17 @@ from bokeh.resources import INLINE
 
 from rankdump.diff import wording
 from rankdump.diff.html.columns import Spelling, operator_columns, row_columns
-from rankdump.diff.html.plots import by_operator, histogram
+from rankdump.diff.html.plots import by_operator, histograms
 from rankdump.diff.html.tables import sortable
 from rankdump.diff.html.template import TEMPLATE
 from rankdump.diff.summary import (
     accused,
     lonely,
-    max_absolute,
     operators,
     other_origins,
     worst_first,
 )
-from rankdump.diff.values import Origin, Report, Row, Suspect
+from rankdump.diff.values import Origin, Report, Suspect
 
 MOST_DRAWN = 20_000
 """Lines of a table and points of a chart; a browser scrolls through more with pain."""
@@ -39,12 +38,12 @@ def page(report: Report, spelt: Spelling, *, most: int = MOST_DRAWN) -> str:
     shown_calls = [each for each in called if id(each.worst) in kept]
     models = [
         by_operator(shown_calls, accused(report), "by_operator"),
-        histogram(report.rows, max_absolute, "max abs", "absolute"),
-        histogram(report.rows, _relative, "relative Euclidean distance", "relative"),
+        *histograms(report.rows),
         sortable(operator_columns(shown_calls, spelt), "operators"),
         sortable(row_columns(shown_rows, spelt), "tensors"),
     ]
-    said = {
+    said: dict[str, object] = {
+        "charts": [model.name for model in models],
         "lead": _lead(report),
         "mood": "fine" if report.agrees else "",
         "totals": _lines([f"a: {report.a}", f"b: {report.b}", wording.tally(report.rows)]),
@@ -57,11 +56,6 @@ def page(report: Report, spelt: Spelling, *, most: int = MOST_DRAWN) -> str:
     return file_html(
         models, INLINE, title="rankdump diff", template=TEMPLATE, template_variables=said
     )
-
-
-def _relative(row: Row) -> float:
-    measures = row.outcome.measures
-    return measures.relative_euclidean if measures else 0.0
 
 
 def _lead(report: Report) -> str:
@@ -120,7 +114,7 @@ def _settings(report: Report) -> str:
 def _cut(shown: int, total: int, noun: str) -> str:
     if shown == total:
         return ""
-    text = f"{shown:,} of {total:,} {noun} are shown: those that disagree before all others"
+    text = f"{shown:,} of {total:,} {noun} are shown, the first that disagree before all others"
     return f"<p class=cut>{text}. --json has every one.</p>"
 
 

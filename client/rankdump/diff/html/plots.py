@@ -11,10 +11,10 @@ from bokeh.models import BoxAnnotation, DataRange1d, HoverTool, LayoutDOM, Range
 from bokeh.plotting import figure
 from bokeh.transform import factor_mark
 
-from rankdump.diff.html.columns import Scale, begins_of, point_columns, scale_of
+from rankdump.diff.html.columns import Scale, axis_of, point_columns, scale_of
 from rankdump.diff.html.palette import COLOURS, MARKS, RANKS
 from rankdump.diff.html.tables import source_of
-from rankdump.diff.summary import SEVERITY, CallKey, Operator, call_key, severity
+from rankdump.diff.summary import CallKey, Operator, call_key, error, severity
 from rankdump.diff.values import Row
 
 _HEIGHT, _HISTOGRAM_HEIGHT = 420, 280
@@ -25,7 +25,7 @@ _HOVER = [
     ("operator", "@operator"),
     ("rank", "@rank, @when"),
     ("worst", "@verdict at @place, @extents"),
-    ("max abs", "@error"),
+    ("error", "@error"),
     ("cosine", "@cosine"),
     ("close", "@close"),
 ]
@@ -33,14 +33,14 @@ _HOVER = [
 
 def by_operator(operators: Sequence[Operator], suspects: set[CallKey], name: str) -> LayoutDOM:
     """Return the chart of the largest error of each pair of calls, a colour for each rank."""
-    scale = scale_of([each.max_absolute for each in operators])
-    begins = begins_of(operators)
+    scale = scale_of([each.error for each in operators])
+    axis = axis_of(operators)
     chart = _figure(name, _HEIGHT, scale)
-    _backdrop(chart, scale, list(begins.values())[1:])
+    _backdrop(chart, scale, list(axis.begins.values())[1:])
     # What is drawn last lies on top, and what is drawn first stands for all in the legend.
     ranked = sorted(operators, key=lambda each: (each.worst.rank, -severity(each.worst)))
     for rank, group in groupby(ranked, key=lambda each: each.worst.rank):
-        columns = point_columns(list(group), scale, begins)
+        columns = point_columns(list(group), scale, axis)
         points = chart.scatter(
             "x",
             "y",
@@ -52,7 +52,7 @@ def by_operator(operators: Sequence[Operator], suspects: set[CallKey], name: str
             legend_label=f"rank {rank}",
         )
         chart.add_tools(HoverTool(renderers=[points], tooltips=_HOVER))
-    blamed = point_columns([o for o in operators if call_key(o.worst) in suspects], scale, begins)
+    blamed = point_columns([o for o in operators if call_key(o.worst) in suspects], scale, axis)
     ring = source_of(blamed)
     chart.scatter(
         "x", "y", source=ring, size=22, fill_color=None, line_color="#c1121f", line_width=2.5
@@ -61,22 +61,33 @@ def by_operator(operators: Sequence[Operator], suspects: set[CallKey], name: str
     return chart
 
 
-def histogram(
+def histograms(rows: Sequence[Row]) -> list[LayoutDOM]:
+    """Return how many tensors have which error; of what is nowhere but 0, no chart."""
+    charts = (
+        _histogram(rows, error, "error", "absolute"),
+        _histogram(rows, _relative, "relative Euclidean distance", "relative"),
+    )
+    return [chart for chart in charts if chart is not None]
+
+
+def _relative(row: Row) -> float:
+    measures = row.outcome.measures
+    return measures.relative_euclidean if measures else 0.0
+
+
+def _histogram(
     rows: Sequence[Row], measure: Callable[[Row], float], title: str, name: str
-) -> LayoutDOM:
-    """Return how many tensors have which error, stacked by verdict; zeros cannot stand there."""
-    found = {
-        verdict.value: [
-            math.log10(error)
-            for row in rows
-            if row.outcome.verdict is verdict and 0 < (error := measure(row)) < math.inf
-        ]
-        for verdict in SEVERITY
-    }
-    drawn = {verdict: powers for verdict, powers in found.items() if powers}
+) -> LayoutDOM | None:
+    """Return a chart of logarithms, stacked by verdict."""
+    drawn: dict[str, list[float]] = {}
+    for row in sorted(rows, key=severity):
+        if 0 < (value := measure(row)) < math.inf:
+            drawn.setdefault(row.outcome.verdict.value, []).append(math.log10(value))
+    if not drawn:
+        return None
     every = [power for powers in drawn.values() for power in powers]
-    low, high = (min(every), max(every)) if every else (-6.0, 0.0)
-    edges = np.linspace(math.floor(low), max(math.ceil(high), math.floor(low) + 1), _BINS + 1)
+    low = math.floor(min(every))
+    edges = np.linspace(low, max(math.ceil(max(every)), low + 1), _BINS + 1)
     chart = figure(
         name=name,
         height=_HISTOGRAM_HEIGHT,
@@ -112,7 +123,7 @@ def _figure(name: str, height: int, scale: Scale) -> figure:
         tools=_TOOLS,
         active_scroll="xwheel_zoom",
         x_axis_label="operators in execution order",
-        y_axis_label="max abs",
+        y_axis_label="error",
         y_range=Range1d(start=scale.zero - 0.6, end=scale.unknown + 0.6),
         min_border_left=70,
     )

@@ -23,7 +23,14 @@ from bokeh.models import (
 from rankdump.diff.html.columns import Cells, Columns
 from rankdump.diff.html.palette import COLOURS
 
-_WIDTHS = {"operator": 380, "findings": 420, "type and shape": 180, "verdict": 100, "direction": 80}
+_WIDTHS = {
+    "operator": 380,
+    "findings": 420,
+    "figures apart": 260,
+    "type and shape": 180,
+    "verdict": 100,
+    "direction": 80,
+}
 _WHOLE = ("rank", "iteration", "position", "tensors", "differing", "unequal")
 _SHARES = ("cosine", "lowest cosine", "close share", "lowest close")
 _NARROW, _WIDE, _WIDER = 66, 92, 124
@@ -96,7 +103,7 @@ def _formatter(title: str, values: Cells) -> CellFormatter:
     if title in _WHOLE:
         return NumberFormatter(format="0", nan_format="-", text_align="right")
     if title in _SHARES:
-        return ScientificFormatter(precision=4, nan_format="-", text_align="right")
+        return ScientificFormatter(precision=8, nan_format="-", text_align="right")
     if _is_real(values):
         return ScientificFormatter(
             precision=3, power_limit_low=-2, nan_format="-", text_align="right"

@@ -40,14 +40,17 @@ TEMPLATE = (
 <section class="lead {{ mood }}">{{ lead }}</section>
 <section class="totals">{{ totals }}</section>
 <h2>Error by operator</h2>
-<p class="caption">The largest absolute error of each pair of calls; a ring is where it starts.
-Circles agree, diamonds differ, stars hold NaN or infinity where the other side does not, triangles
-have no partner. A click on a rank hides it.</p>
+<p class="caption">The largest absolute error of each pair of calls, or of extremes and mean where
+only figures are known; a ring is where it starts. Circles agree, diamonds differ, stars hold NaN or
+infinity where the other side does not, triangles have no partner. A click on a rank hides it.</p>
 {{ cut_operators }}
 {{ embed(roots.by_operator) }}
 <h2>How errors are distributed</h2>
-<p class="caption">Tensors whose error is 0 have no logarithm and are left out.</p>
-<div class="pair"><div>{{ embed(roots.absolute) }}</div><div>{{ embed(roots.relative) }}</div></div>
+<p class="caption">Tensors whose error is 0, or not known, are left out.</p>
+<div class="pair">
+{% if "absolute" in charts %}<div>{{ embed(roots.absolute) }}</div>{% endif %}
+{% if "relative" in charts %}<div>{{ embed(roots.relative) }}</div>{% endif %}
+</div>
 <h2>Operators</h2>
 {{ cut_operators }}
 {{ embed(roots.operators) }}
