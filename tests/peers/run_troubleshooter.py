@@ -1,22 +1,25 @@
 """Runs troubleshooter's `api_dump_*`: dumps of small nets made up from a seed, and comparisons.
 
-    run_troubleshooter.py dump JSON         one dump, as `Dump` in test_troubleshooter.py says
-    run_troubleshooter.py compare JSON      a list of [origin, target, output, parameters]
+    run_troubleshooter.py MODULE dump JSON       one dump, as `Dump` in test_troubleshooter.py says
+    run_troubleshooter.py MODULE compare JSON    a list of [origin, target, output, parameters]
 
-Runs under the Python of a virtual environment that has troubleshooter and torch.
+The module is `troubleshooter`, or `rankdump`, which has the same calls. Runs under the Python of a
+virtual environment that has it, with torch.
 """
 
 # pyright: basic, reportMissingImports=false, reportCallIssue=false
+# pyright: reportOptionalMemberAccess=false
 
+import importlib
 import json
 import random
 import sys
 
 import torch
-import troubleshooter as ts
 from torch import nn
 from torch.nn import functional
 
+ts = importlib.import_module(sys.argv[1]) if __name__ == "__main__" else None
 WIDTH = 8
 STEPS = {
     "linear": lambda net, x, n: net.linears[n % len(net.linears)](x),
@@ -90,5 +93,5 @@ def compare(pairs):
 
 
 if __name__ == "__main__":
-    told = json.loads(sys.argv[2])
-    dump(**told) if sys.argv[1] == "dump" else compare(told)
+    told = json.loads(sys.argv[3])
+    dump(**told) if sys.argv[2] == "dump" else compare(told)

@@ -133,7 +133,7 @@ def _values(names: tuple[str, str], rows: Sequence[Row]) -> ApiTable:
     lines = tuple(
         (*_tensors(row), *_shapes(row, str), *_numbers(row.outcome))
         for row in rows
-        if not (row.name_a or row.name_b).startswith(LAYER)
+        if not _is_layer(row.name_a or row.name_b)
     )
     return ApiTable(values_titles(names), lines)
 
@@ -179,6 +179,11 @@ def _tensor(name: str, tensor: Tensor | None) -> str:
         return ""
     place = place_of(tensor.argument) if call_of(name) is not None else None
     return tensor_name(name, place) if place is not None else f"{name}_{tensor.place}"
+
+
+def _is_layer(name: str) -> bool:
+    call = call_of(name)
+    return call is not None and call.kind == LAYER
 
 
 def _call(name: str) -> str:
