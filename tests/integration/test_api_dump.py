@@ -20,7 +20,6 @@ from rankdump.embedded.sharing import _leashed
 GOLDEN = Path(__file__).parents[3] / "shared" / "golden" / "troubleshooter"
 JOB = Path(__file__).parent / "jobs" / "api_calls.py"
 LISTED = ["NN_Conv2d_1", "Torch_matmul_0", "Tensor___add___4"]
-INFO = "torch_api_dump_info.pkl"
 RANGE = ["Functional_max_pool2d_0", "Functional_relu_0"]
 
 RUNS: dict[str, dict[str, Any]] = {
@@ -73,9 +72,9 @@ def trees(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def lines(tree: Path) -> list[list[Any]]:
-    """The info file of a tree."""
-    (info,) = (tree / "rank0").glob("torch_api_dump_info.*")
+def lines(tree: Path, rank: str = "rank0") -> list[list[Any]]:
+    """The info file of a rank."""
+    (info,) = (tree / rank).glob("torch_api_dump_info.*")
     return [json.loads(line) for line in info.read_text().splitlines()]
 
 
@@ -153,7 +152,7 @@ def test_a_script_that_dies_keeps_what_was_dumped(
     init = {"output_path": str(tmp_path / "dump"), "retain_backward": True}
     process = started([{"init": init, "end": how}], socket_folder)
     assert ended(process)[0] == code
-    folder = next(iter(socket_folder.iterdir()), None)
+    folder = next(socket_folder.glob("rankdump*"), None)
     while folder is not None and _leashed(folder):
         pass
     tree = tmp_path / "dump"
@@ -175,12 +174,9 @@ def test_two_ranks(tmp_path: Path, socket_folder: Path):
     for rank in ranks:
         code, err = ended(rank)
         assert code == 0, err
-    names = [
-        [json.loads(line)[0] for line in (tmp_path / f"dump/rank{rank}/{INFO}").open()]
-        for rank in (0, 1)
-    ]
+    names = [[line[0] for line in lines(tmp_path / "dump", f"rank{rank}")] for rank in (0, 1)]
     assert names[0] == names[1] != []
     order = (tmp_path / "dump/global_execution_order/execution_order_graph_0.csv").read_text()
     (collective, *_) = [line for line in order.splitlines() if ",ALL_REDUCE," in line]
     assert collective.split(",")[5] == "0 1"
-    assert list(socket_folder.iterdir()) == []
+    assert list(socket_folder.glob("rankdump*")) == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import sys
 
-_EXTRA = ("click", "rich", "grpc_health")
+_EXTRA = ("click", "rich")
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 
-@pytest.mark.parametrize("missing", ["click", "rich", "grpc_health"])
+@pytest.mark.parametrize("missing", ["click", "rich"])
 def test_a_missing_extra_is_one_line(missing):
     """Without the extra the command says what to install, in one line, with code 2."""
     code = (

@@ -70,6 +70,7 @@ def test_the_surface():
         "limit",
         "open",
         "set_dump",
+        "step",
     }
     assert all(callable(getattr(rankdump, name)) for name in rankdump.__all__)
 
