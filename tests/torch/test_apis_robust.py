@@ -22,6 +22,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import checkpoint
 
 from rankdump.adapters.torch.apis import ApiHook, ApiOptions
 from rankdump.adapters.torch.scopes import COMPILED
@@ -201,6 +202,20 @@ class Watching(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         self.heard.append(func.__name__)
         return func(*args, **(kwargs or {}))
+
+
+def test_code_that_torch_leaves_alone(recorder) -> None:
+    """A function that torch itself calls is the script's, also past what keeps the compiler off."""
+    x = torch.ones(2, requires_grad=True)
+    with watched(recorder):
+        checkpoint(functional.gelu, x, use_reentrant=True)
+        torch.func.vmap(torch.sin)(x.detach()[None])
+        graph = torch.fx.symbolic_trace(Net())
+        recorder.taken.clear()
+        graph(torch.ones(1, 4))
+    assert recorder.entries[:2] == ["Functional_gelu_0_forward", "Torch_sin_0_forward"]
+    traced = {t.op_name for t in recorder.taken}
+    assert traced >= {"Functional_gelu_2_forward", "Tensor___mul___0_forward"}
 
 
 def test_modes_of_the_script(recorder) -> None:

@@ -48,7 +48,7 @@ tensor tolist to_dlpack untyped_storage vmap xpu zero_ zeros zeros_like
 _ASKING = frozenset(_NOT_COMPUTING.split())
 _ASKING_OF_TENSORS = frozenset(("clone", "apply_", "map_", "grad", "as_subclass"))
 _RUNS_AUTOGRAD: tuple[object, ...] = (Tensor.backward, torch.autograd.backward, torch.autograd.grad)
-_ASKING_AS = ("is_", "_", "new_", "register_", "requires_", "retain", "get_", "set_")
+_ASKING_AS = ("is_", "_", "new_", "register_", "requires_", "retain", "get_", "set_", "sym_")
 _OPERATORS = {
     name: f"__{spelt}__"
     for name, spelt in (

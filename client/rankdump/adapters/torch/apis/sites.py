@@ -22,15 +22,39 @@ from torch.nn import functional
 
 from rankdump.adapters.torch import modules
 
+
+class Whose(Enum):
+    """Whose code a frame runs."""
+
+    USER = "user"
+    TORCH = "torch"
+    """It may run on behalf of the user: the frames above tell."""
+    GENERATED = "generated"
+    """It was made of a graph: by the compiler, or by the user."""
+    COMPILER = "compiler"
+    COMPILED = "compiled"
+    NOBODY = "nobody"
+    """What it calls is no call of the user's."""
+
+
 _TORCH = f"{Path(str(torch.__file__)).parent}{os.sep}"
 _OURS = f"{Path(__file__).parents[3]}{os.sep}"
 _FUNCTIONAL = str(functional.__file__)
-_COMPILER = tuple(f"{_TORCH}{part}{os.sep}" for part in ("_dynamo", "_inductor", "_functorch"))
-_OWN = (_OURS, *(f"{_TORCH}{part}{os.sep}" for part in ("optim", "distributed")))
-_THROUGH = (f"{Path(__file__).parent}{os.sep}", str(modules.__file__))
-"""Where calls of the script pass through us."""
-_GENERATED = ("<eval_with_key>", "<frozen ")
+_GRAPH = "<eval_with_key>"
+_IMPORTS = "<frozen "
 _INDUCTOR = "torchinductor_"
+_COMPILED = ("_inductor", "_functorch/_aot_autograd", "_functorch/aot_autograd.py")
+"""What runs compiled code; what compiled code calls stands right below it."""
+_WHOSE = (
+    (_GRAPH, Whose.GENERATED),
+    ((f"{Path(__file__).parent}{os.sep}", str(modules.__file__), _IMPORTS), Whose.TORCH),
+    (_OURS, Whose.NOBODY),
+    (tuple(f"{_TORCH}{part.replace('/', os.sep)}" for part in _COMPILED), Whose.COMPILED),
+    (f"{_TORCH}_dynamo{os.sep}", Whose.COMPILER),
+    (tuple(f"{_TORCH}{part}{os.sep}" for part in ("optim", "distributed")), Whose.NOBODY),
+    (_TORCH, Whose.TORCH),
+)
+"""By the file that code stands in; the first that fits counts, all other code is the user's."""
 _OPERATORS = ("BINARY_", "INPLACE_", "COMPARE_", "UNARY_")
 """How instructions begin that call a method because an operator was written."""
 
@@ -41,17 +65,6 @@ MAX_LINES = 100
 """Frames of a stack that are kept, the innermost ones."""
 _MAX_CHARACTERS = 1000
 _REMEMBERED = 1 << 14
-
-
-class Whose(Enum):
-    """Whose code a frame runs."""
-
-    USER = "user"
-    TORCH = "torch"
-    """It may run on behalf of the user: the frames above tell."""
-    COMPILED = "compiled"
-    NOBODY = "nobody"
-    """What it calls is no call of the user's."""
 
 
 class _Code(NamedTuple):
@@ -84,9 +97,16 @@ class Sites:
 
     def whose(self, frame: FrameType | None) -> Whose:
         """Return whose call it is that a frame makes."""
+        generated = False
         while frame is not None:
             whose = self._code(frame).whose
-            if whose is not Whose.TORCH:
+            if whose is Whose.GENERATED:
+                generated = True
+            elif whose is Whose.COMPILER:
+                # It also stands around functions that it was told to leave alone.
+                if generated:
+                    return Whose.COMPILED
+            elif whose is not Whose.TORCH:
                 return whose
             frame = frame.f_back
         return Whose.USER
@@ -166,19 +186,21 @@ class Sites:
 def _read(frame: FrameType, *, filtered: bool) -> _Code:
     code = frame.f_code
     file = code.co_filename
-    generated = file.startswith(_GENERATED) or _INDUCTOR in file
-    if file.startswith(_COMPILER):
-        whose = Whose.COMPILED
-    elif generated or file.startswith(_THROUGH):
-        whose = Whose.TORCH
-    elif file.startswith(_OWN):
-        whose = Whose.NOBODY
-    elif file.startswith(_TORCH):
-        whose = Whose.TORCH
-    else:
-        whose = Whose.USER
-    shown = not file.startswith((_TORCH, _OURS, *_GENERATED) if filtered else _OURS)
+    whose = Whose.USER
+    for prefixes, each in _WHOSE:
+        if file.startswith(prefixes):
+            whose = each
+            break
+    # Where compiled code is kept may be chosen; by default the folder is called so.
+    if whose is Whose.USER and (_INDUCTOR in file or _called_by_inductor(frame)):
+        whose = Whose.GENERATED
+    shown = not file.startswith((_TORCH, _OURS, _GRAPH, _IMPORTS) if filtered else _OURS)
     return _Code(code, whose, shown, code.co_name if file == _FUNCTIONAL else "")
+
+
+def _called_by_inductor(frame: FrameType) -> bool:
+    caller = frame.f_back
+    return caller is not None and caller.f_code.co_filename.startswith(f"{_TORCH}_inductor")
 
 
 def _operators_of(code: CodeType) -> dict[int, str]:
