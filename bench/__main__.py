@@ -16,4 +16,28 @@ NAMES = (
     "agent",
     "merge",
     "convert",
+    "apidump",
     "diff",
+)
+QUICK = ("diff",)
+"""Those that have a small form, for tests."""
+
+
+def main() -> None:
+    """Run what was asked for, one object or one table for each benchmark."""
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("name", choices=(*NAMES, "all"))
+    parser.add_argument("--json", action="store_true", help="print one JSON object a line")
+    parser.add_argument("--quick", action="store_true", help="the small form, which shows nothing")
+    chosen = parser.parse_args()
+    if chosen.quick and chosen.name not in QUICK:
+        parser.error(f"--quick is for {', '.join(QUICK)}")
+    for name in NAMES if chosen.name == "all" else (chosen.name,):
+        # Imported one by one: a benchmark needs only its own peers.
+        measure = importlib.import_module(f"bench.{name}").measure
+        result = measure(quick=True) if chosen.quick else measure()
+        print(result.to_json(name) if chosen.json else result.to_text(name), flush=True)
+
+
+if __name__ == "__main__":
+    main()
