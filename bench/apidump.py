@@ -1,7 +1,7 @@
 """Step time with `api_dump` of everything and of statistics, forward and backward, at API level.
 
 As peers.md, section C, measured others: two steps to warm up, three that count, cases in turns,
-every one a fresh twin in a fresh dump. Of everything, later steps are timed as well: by then the
+every one a fresh twin in a fresh process. Of everything, later steps are timed as well: by then the
 buffer is full, and they are what a long run pays. troubleshooter steps in a process of its own when
 the variable BENCH_PEERS_PYTHON names a Python that has it.
 """
@@ -13,16 +13,10 @@ import shutil
 from collections import defaultdict
 from dataclasses import dataclass
 
-import torch
-
-import rankdump
-from rankdump import migrator
-
-from . import troubleshooter_steps
-from .encoder import SHAPES, encoder_trainer
+from . import apidump_steps, troubleshooter_steps
 from .host import Host, running_host
 from .result import Result, median
-from .training import STEPS, WARMUP_STEPS, step_times
+from .training import STEPS, WARMUP_STEPS
 
 REPETITIONS = 3
 GROWTH_STEPS = 22
@@ -60,11 +54,9 @@ Times = dict[str, list[float]]
 
 def measure() -> Result:
     """Measure all cases in turns, then the first steps of a dump against later ones."""
-    torch.set_num_threads(1)
     python = os.environ.get("BENCH_PEERS_PYTHON", "")
     times: Times = defaultdict(list)
     with running_host() as host:
-        os.environ["RANKDUMP_AGENT"] = host.agent
         for repetition in range(REPETITIONS):
             for name, case in CASES.items():
                 taken = _steps(host, f"{name}{repetition}", case)
@@ -101,27 +93,8 @@ def _ratios(step_s: dict[str, float]) -> dict[str, float]:
 
 
 def _steps(host: Host, name: str, case: Case) -> list[float]:
-    """Return the seconds of the steps of one fresh trainer; nothing is left of it."""
-    trainer = encoder_trainer(SHAPES[case.shape])
-    if not case.dump_type:
-        return step_times(lambda _: trainer.step(), case.steps)
-    tree = host.tree(name)
-    migrator.api_dump_init(trainer.model, tree, retain_backward=True)
-    migrator.api_dump_start(dump_type=case.dump_type)
-    times = step_times(lambda _: trainer.step(), case.steps)
-    # Delivers what still waits: the next case has the machine to itself.
-    migrator.api_dump_stop()
-    _check(host, name, case)
-    shutil.rmtree(tree / "rank0")
-    return times
-
-
-def _check(host: Host, name: str, case: Case) -> None:
-    dump = rankdump.open(host.tree(name))
-    kept = dump.tensors() if case.dump_type == "all" else dump.statistics()
-    iterations = {each.key.iteration for each in kept}
-    if iterations != set(range(case.steps)):
-        raise RuntimeError(f"{name}: of {case.steps} steps only {sorted(iterations)} are there")
+    """Return the seconds of the steps of one fresh trainer in a fresh process."""
+    return apidump_steps.run(case.shape, case.dump_type, case.steps, host.tree(name), host.agent)
 
 
 def _growth(host: Host, name: str, case: Case) -> float:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +18,17 @@ _ROOT = Path(__file__).parent.parent
 _TIMEOUT_S = 600.0
 
 
-def asked(python: str, module: str, *arguments: str) -> dict[str, Any]:
-    """Return what `main(*arguments)` of a module gives there; its numbers and texts."""
+def asked(
+    python: str, module: str, *arguments: str, variables: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Return what `main(*arguments)` of a module gives there; its numbers and texts.
+
+    `variables` are added to the environment.
+    """
     done = subprocess.run(
         [python, __file__, module, *arguments],
         cwd=_ROOT,
+        env={**os.environ, **(variables or {})},
         capture_output=True,
         text=True,
         timeout=_TIMEOUT_S,
