@@ -308,3 +308,49 @@ def test_memory_that_is_gone_is_not_read(view, left_bytes: int, readable: bool) 
     assert isinstance(again, TorchTensor) is readable
     if not isinstance(again, TorchTensor):
         assert again == "storage_freed"
+
+
+DENSE = {
+    "contiguous": (lambda: torch.arange(24.0).reshape(2, 3, 4), True),
+    "transposed": (lambda: torch.arange(24.0).reshape(2, 3, 4).permute(2, 0, 1), True),
+    "channels last": (
+        lambda: torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+        True,
+    ),
+    "extent of one": (lambda: torch.arange(6.0).reshape(2, 1, 3).transpose(0, 2), True),
+    "part of a batch": (lambda: torch.arange(24.0).reshape(4, 6)[1:3].t(), True),
+    "with gaps": (lambda: torch.arange(24.0).reshape(4, 6)[:, :3], False),
+    "repeated": (lambda: torch.arange(3.0).expand(4, 3), False),
+    "overlapping": (lambda: torch.arange(8.0).as_strided((3, 4), (2, 1)), False),
+    "negated": (lambda: torch.randn(4, dtype=torch.complex64).conj().imag, False),
+    "elsewhere": (lambda: torch.empty(3, device="meta"), False),
+}
+
+
+@pytest.mark.parametrize(("make", "dense"), DENSE.values(), ids=DENSE)
+def test_elements_in_any_order_are_lent_where_they_lie_without_gaps(make, dense: bool) -> None:
+    """Every element once and nothing else, so that no sum or extreme can be another."""
+    tensor = make()
+    lent = TorchTensor(tensor).unordered()
+    assert (lent is not None) is dense
+    if lent is not None:
+        kind = tensor.numpy().dtype
+        assert np.array_equal(np.sort(np.frombuffer(lent, kind)), np.sort(tensor.numpy().ravel()))
+
+
+def standing(tensor: Tensor) -> tuple[int, int] | None:
+    source = source_of(tensor)
+    assert isinstance(source, TorchTensor)
+    known = source.standing()
+    return None if known is None else (id(known.thing), known.changes)
+
+
+def test_a_tensor_stands_as_long_as_it_is_not_changed() -> None:
+    tensor, other = torch.ones(4), torch.ones(4)
+    before = standing(tensor)
+    assert before == standing(tensor)
+    assert before != standing(other)
+    tensor.add_(1)
+    assert before != standing(tensor)
+    with torch.inference_mode():
+        assert standing(torch.ones(4)) is None

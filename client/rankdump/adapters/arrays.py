@@ -11,7 +11,7 @@ import numpy.typing as npt
 from rankdump.contract.dtypes import ElementType, as_stored, element_type
 from rankdump.contract.errors import UnsupportedError
 from rankdump.contract.plan import Precision
-from rankdump.values import Accelerator, Deferred
+from rankdump.values import Accelerator, Deferred, Standing
 
 
 class ArraySource:
@@ -54,6 +54,17 @@ class ArraySource:
         """Return the elements where they lie; None if they lie in another way than packed."""
         packed = self._array.flags.c_contiguous and self._array.dtype == self._little
         return self._array.reshape(-1).view(np.uint8).data if packed else None
+
+    def unordered(self) -> memoryview | None:
+        """Return the elements where they lie, C order or Fortran's; None for any other."""
+        flags = self._array.flags
+        if self._array.dtype != self._little or not (flags.c_contiguous or flags.f_contiguous):
+            return None
+        return self._array.ravel(order="K").view(np.uint8).data
+
+    def standing(self) -> Standing | None:
+        """Return None: an array keeps no record of changes."""
+        return None
 
     def copied(self) -> bytes:
         """Return a copy of the elements, C order, little endian."""

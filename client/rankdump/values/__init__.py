@@ -8,6 +8,7 @@ from rankdump.values.tensors import (
     Observation,
     Placing,
     Staged,
+    Standing,
     TensorSource,
     Transfer,
 )
@@ -23,6 +24,7 @@ __all__ = [
     "Placing",
     "Recorder",
     "Staged",
+    "Standing",
     "TensorSource",
     "Transfer",
 ]

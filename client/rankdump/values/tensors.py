@@ -45,6 +45,17 @@ class TensorSource(Protocol):
         """
         ...
 
+    def unordered(self) -> memoryview | None:
+        """Return the elements where they lie, in any order; None where even that needs a copy.
+
+        They are the job's own, as those of `elements` are.
+        """
+        ...
+
+    def standing(self) -> Standing | None:
+        """Return what tells whether the elements are still the same; None where nothing does."""
+        ...
+
     def copied(self) -> bytes:
         """Return a copy of the elements, C order, little endian."""
         ...
@@ -72,6 +83,17 @@ class TensorSource(Protocol):
     def figures(self, items: tuple[str, ...], precision: Precision) -> Deferred | None:
         """Start computing statistics on the accelerator; None when the tensor is in host memory."""
         ...
+
+
+class Standing(NamedTuple):
+    """A tensor as it stands: the same object, changed as often, has the same elements.
+
+    Writes past the framework, through memory that is shared with another library, do not count.
+    """
+
+    thing: object
+    """May be referred to weakly."""
+    changes: int
 
 
 class Accelerator(Protocol):

@@ -15,7 +15,7 @@ from rankdump.adapters.arrays import ArraySource
 from rankdump.contract.figure_rows import MAX_ROWS, FigureRows, TensorKind
 from rankdump.contract.key import Side
 from rankdump.measure import MAX_WAITING, SMALL_BYTES, Batch, Figures, Measure, Row, Unread
-from rankdump.values import Deferred
+from rankdump.values import Deferred, Standing
 
 KIND = TensorKind(0, "Add", "a", Side.OUTPUT, 0, "float32", (2, 3), 24)
 # The Add of the tutorial (mindspore-dump.md 3.4).
@@ -180,6 +180,9 @@ class Untouchable(ArraySource):
     def elements(self):
         raise AssertionError("read")
 
+    def unordered(self):
+        raise AssertionError("read")
+
     def copied(self):
         raise AssertionError("copied")
 
@@ -207,3 +210,86 @@ def test_exact_figures_have_all_digits(size: int):
     ((maximum, mean),) = [text.split(",") for text in texts(batch, exact)]
     assert float(maximum) == values.max()
     assert float(mean) == pytest.approx(values.mean(), rel=1e-14)
+
+
+class Thing:
+    """What an array stands for."""
+
+
+class Counted(ArraySource):
+    """An array whose changes are counted, and that counts how often it is read."""
+
+    def __init__(self, array: np.ndarray, thing: object, changes: int) -> None:
+        super().__init__(array)
+        self._standing = Standing(thing, changes)
+
+    def standing(self) -> Standing:
+        return self._standing
+
+
+@pytest.fixture
+def measured(monkeypatch) -> list[str]:
+    """The types of the tensors that were measured."""
+    found: list[str] = []
+    real = module.text_of
+
+    def noted(items, dtype, data, **how):
+        found.append(dtype)
+        return real(items, dtype, data, **how)
+
+    monkeypatch.setattr(module, "text_of", noted)
+    return found
+
+
+MANY = SMALL_BYTES // 4 + 100
+
+
+def test_what_one_wrote_the_next_reads_without_measuring(measured: list[str]):
+    thing, array = Thing(), np.ones(MANY, "f4")
+    once = measure()
+    first = once.take(Counted(array, thing, 0))
+    assert once.take(Counted(array, thing, 0)) == first == f"1,1,{np.sqrt(MANY):g}"
+    assert measured == ["float32"]
+
+
+@pytest.mark.parametrize("how", ["counted", "past the count", "another thing", "array"])
+def test_what_may_have_changed_is_measured_again(how: str, measured: list[str]):
+    """A write that nothing counted is seen in a sample; another object is never the same."""
+    thing, array = Thing(), np.ones(MANY, "f4")
+    once = measure()
+    once.take(Counted(array, thing, 0))
+    if how != "another thing":
+        array *= 2
+    if how == "array":
+        again = once.take(ArraySource(array))
+    else:
+        again = once.take(
+            Counted(array, Thing() if how == "another thing" else thing, int(how == "counted"))
+        )
+    assert measured == ["float32"] * 2
+    assert str(again).startswith("1," if how == "another thing" else "2,")
+
+
+def test_what_is_gone_is_forgotten(measured: list[str]):
+    """A new object may have the number of one that is gone; nothing is kept alive, or for ever."""
+    once, array = measure(), np.ones(MANY, "f4")
+    for at in range(3000):
+        array[:] = at
+        assert str(once.take(Counted(array, Thing(), 0))).startswith(f"{at:g},")
+    assert len(measured) == 3000
+    assert len(once._recent._known) <= 1024
+
+
+def test_a_digest_is_of_elements_in_their_order():
+    array = np.arange(MANY * 2, dtype="f4").reshape(2, -1)
+    digests = Measure(items=("md5",), on_device=False, precision="high")
+    assert digests.take(ArraySource(array.T)) == digests.take(ArraySource(array.T.copy()))
+    assert digests.take(ArraySource(array.T)) != digests.take(ArraySource(array))
+
+
+@pytest.mark.parametrize("order", ["transposed", "strided", "swapped"])
+def test_figures_do_not_depend_on_how_elements_lie(order: str):
+    wide = np.random.default_rng(0).standard_normal((100, 400)).astype("f4")
+    array = {"transposed": wide.T, "strided": wide[:, ::2], "swapped": wide.astype(">f4")}[order]
+    found = measure().take(ArraySource(array))
+    assert found == measure().take(ArraySource(np.ascontiguousarray(array, "<f4")))

@@ -24,7 +24,7 @@ from rankdump.adapters.torch.internals import (
 from rankdump.contract.dtypes import ELEMENT_TYPES
 from rankdump.contract.errors import ProtocolError
 from rankdump.contract.plan import Precision
-from rankdump.values import Accelerator, Deferred
+from rankdump.values import Accelerator, Deferred, Standing
 
 _SMALL_BYTES = 1 << 16
 """Below this a plain copy takes less time than asking torch for one, which may use threads."""
@@ -69,10 +69,16 @@ class TorchTensor:
     def elements(self) -> memoryview | None:
         """Return the elements where they lie; None on a device, or if they are not packed."""
         with outside_modes():
-            if not _packed(self.tensor):
-                return None
-            room = (ctypes.c_char * self.byte_count).from_address(self.tensor.data_ptr())
-            return memoryview(room).cast("B")
+            return self._memory() if _packed(self.tensor) else None
+
+    def unordered(self) -> memoryview | None:
+        """Return the elements where they lie, in any order; None on a device, or with gaps."""
+        with outside_modes():
+            return self._memory() if _dense(self.tensor) else None
+
+    def standing(self) -> Standing | None:
+        """Return the tensor itself, and how often it was changed in place."""
+        return None if self.version is None else Standing(self.tensor, self.version)
 
     def copied(self) -> bytes:
         """Return a copy of the elements, C order, little endian."""
@@ -131,6 +137,10 @@ class TorchTensor:
             return None
         return device_figures.start(self.tensor, items, precision)
 
+    def _memory(self) -> memoryview:
+        room = (ctypes.c_char * self.byte_count).from_address(self.tensor.data_ptr())
+        return memoryview(room).cast("B")
+
 
 def source_of(tensor: Tensor) -> TorchTensor | str:
     """Return the tensor as a source, or the reason why its elements cannot be read."""
@@ -156,12 +166,27 @@ _READABLE = {getattr(torch, name): name for name in ELEMENT_TYPES if hasattr(tor
 
 def _packed(tensor: Tensor) -> bool:
     """Return whether the elements lie in host memory just as they are to be written."""
-    return (
-        tensor.is_cpu
-        and tensor.is_contiguous()
-        # Asked last: it costs more than all before.
-        and not (tensor.is_neg() or tensor.is_conj())
-    )
+    return tensor.is_cpu and tensor.is_contiguous() and _as_it_lies(tensor)
+
+
+def _dense(tensor: Tensor) -> bool:
+    """Return whether the elements fill a stretch of host memory, in whatever order."""
+    if not tensor.is_cpu:
+        return False
+    if tensor.is_contiguous():
+        return _as_it_lies(tensor)
+    due = 1
+    for step, extent in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if extent != 1:
+            if step != due:
+                return False
+            due *= extent
+    return _as_it_lies(tensor)
+
+
+def _as_it_lies(tensor: Tensor) -> bool:
+    """Return whether memory holds the very elements. Asked last: it costs more than the rest."""
+    return not (tensor.is_neg() or tensor.is_conj())
 
 
 def _shrunk(tensor: Tensor) -> bool:
