@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from rankdump import acl as acl
     from rankdump import migrator as migrator
     from rankdump import tf as tf
-    from rankdump.diff import compare as compare
+    from rankdump.diff.run import compare as compare
 
     # The public name is the one that `h5py` and others of its kind have.
     from rankdump.reader import open as open  # noqa: A004
@@ -45,9 +45,9 @@ else:
 
             return reader.open
         if name == "compare":
-            from rankdump import diff
+            from rankdump.diff.run import compare
 
-            return diff.compare
+            return compare
         if name in ("acl", "migrator", "tf"):
             return importlib.import_module(f"rankdump.{name}")
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -12,7 +12,7 @@ import grpc
 import numpy as np
 import pytest
 
-import rankdump
+from rankdump import reader
 from rankdump.contract.layout.api_stacks import op_name_of
 from rankdump.contract.manifest import Manifest
 from rankdump.contract.plan import Content
@@ -124,7 +124,7 @@ def test_ours_is_read_with_everything_manifests_know(make_agent, make_rank, reco
         record(3, name, argument="output:recompute", side=OUT, iteration=4),
         frames.end(4, 4, 2),
     ).wait_acknowledged(4)
-    dump = rankdump.open(rank.root)
+    dump = reader.open(rank.root)
     assert (dump.ranks, dump.iterations, dump.operators) == ((0,), (4,), (name,))
     assert dump.problems == ()
     first, second = dump.tensors()
@@ -173,7 +173,7 @@ def test_two_tensors_of_one_name(make_agent, make_rank, record, frames):
     (status,) = rank.status().iterations
     assert (status.stored, dict(status.dropped)) == (2, {"name_taken": 1})
     (path,) = (rank.root / "rank0/torch_api_dump").iterdir()
-    np.testing.assert_array_equal(rankdump.reader.load_file(path), X)
+    np.testing.assert_array_equal(reader.load_file(path), X)
     assert len(info(rank.root)) == 2
 
 
@@ -216,7 +216,10 @@ def test_a_crash_between_effect_and_ledger(make_agent, make_rank, record, frames
         (agent_pb2.CallStacks(calls=["a"], stacks=[]), "1 calls and 0 stacks"),
         (agent_pb2.CallStacks(calls=["a"], stacks=[0]), "stack 0 of 0"),
         (agent_pb2.CallStacks(calls=["a"] * 1025, stacks=[0] * 1025), "at most 1024"),
-        (agent_pb2.CallStacks(calls=["a" * 70_000], stacks=[0], texts=[{}]), "70000 characters"),
+        (
+            agent_pb2.CallStacks(calls=["a" * 70_000], stacks=[0], texts=[agent_pb2.CallStack()]),
+            "70000 characters",
+        ),
         (agent_pb2.CallStacks(iteration=1 << 63), "with number"),
     ],
 )

@@ -20,8 +20,9 @@ import pytest
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from suites.worker_host import WAIT_S, WorkerHost, dump, tensors, wait_gone, watch
 
-from rankdump.cli.ask import agent_status, drain, serving
+from rankdump.cli.ask import agent_status, drain
 from rankdump.contract.status import SessionState, StatusView
+from rankdump.embedded import serving
 from rankdump.wire.v1 import agent_pb2, coordinator_pb2, coordinator_pb2_grpc
 from rankdumpd.front.sharding import worker_of
 

@@ -16,9 +16,10 @@ from pathlib import Path
 import numpy as np
 
 import rankdump
-from rankdump.cli.ask import agent_status, serving
+from rankdump.cli.ask import agent_status
 from rankdump.contract.manifest import Manifest
 from rankdump.contract.status import StatusView
+from rankdump.embedded import serving
 
 WAIT_S = 60.0
 

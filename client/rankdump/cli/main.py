@@ -10,8 +10,14 @@ _EXTRA = ("click", "rich")
 
 def main() -> None:
     """Run the command line and end the process with its code."""
+    for stream in (sys.stdout, sys.stderr):
+        # A tree may hold names that are no text, or none of the terminal's.
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
     try:
         from rankdump.cli.commands import answer
+
+        sys.exit(answer(sys.argv[1:]))
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] not in _EXTRA:
             raise
@@ -20,8 +26,3 @@ def main() -> None:
             "pip install 'rankdump[daemon]'\n"
         )
         sys.exit(2)
-    for stream in (sys.stdout, sys.stderr):
-        # A tree may hold names that are no text, or none of the terminal's.
-        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
-            stream.reconfigure(errors="backslashreplace")
-    sys.exit(answer(sys.argv[1:]))

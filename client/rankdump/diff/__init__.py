@@ -1,6 +1,4 @@
-"""Compares two dumps: what is paired, how far it is apart, and where it starts."""
+"""Compares two dumps: what is paired, how far it is apart, and where it starts.
 
-from rankdump.diff.run import compare
-from rankdump.diff.values import Report
-
-__all__ = ["Report", "compare"]
+Imports nothing: a worker of a pool, or a script that only dumps, needs parts of it alone.
+"""

@@ -21,7 +21,7 @@ from pathlib import Path
 from rankdump.contract.errors import ExhaustedError
 from rankdump.contract.layout.api_name import LAYER, call_of, place_of, tensor_name
 from rankdump.contract.layout.api_tree import ApiFiles
-from rankdump.diff.values import Outcome, Report, Row, Tensor, Verdict
+from rankdump.diff.values import CONSTANTS, Outcome, Report, Row, Tensor, Verdict
 
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 _STEMS = ("ts_api_mapping", "ts_api_forward_compare", "ts_api_backward_compare")
@@ -105,10 +105,14 @@ def as_csv(table: ApiTable) -> str:
 
 
 def from_report(report: Report) -> Mapping[int, tuple[ApiTables, ...]]:
-    """Return the tables of each iteration, by rank; names are those of an API where they are."""
+    """Return the tables of each iteration, by rank; names are those of an API where they are.
+
+    Constants have none: they belong to no iteration.
+    """
     found: defaultdict[int, defaultdict[int, list[Row]]] = defaultdict(lambda: defaultdict(list))
     for row in report.rows:
-        found[row.iteration][row.rank].append(row)
+        if row.iteration != CONSTANTS:
+            found[row.iteration][row.rank].append(row)
     return {
         iteration: tuple(_tables(rank, ranks[rank]) for rank in sorted(ranks))
         for iteration, ranks in sorted(found.items())

@@ -37,11 +37,11 @@ __all__ = [
 CONSTANTS = -1
 """Iteration of the program that holds the constants of a rank: they belong to none."""
 
-Rule = Literal["exact", "mapping", "type", "sequence", "flow", ""]
+Rule = Literal["exact", "mapping", "type", "sequence", ""]
 """Which rule paired two calls; empty for a call that has no partner.
 
 `exact`: the same name. `mapping`: the user's file. `type`: the same type, in the same order.
-`sequence`: in the longest common subsequence. `flow`: as `api_dump_compare` pairs them.
+`sequence`: in the longest common subsequence.
 """
 
 

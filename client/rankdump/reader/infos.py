@@ -35,6 +35,10 @@ class Info:
     lines: tuple[Noted, ...]
     damage: str = ""
     """Why there is nothing behind these lines; empty where the file ends well."""
+    torn: bool = False
+    """Whether the damage is only that the last line was not written to its end."""
+    stepped: bool = True
+    """Whether its steps are real ones."""
 
     @property
     def given(self) -> frozenset[str]:
@@ -48,26 +52,28 @@ def read_info(path: Path, *, stepped: bool) -> Info:
     A line that is torn or none of these ends it; DamagedError when it cannot be read at all.
     """
     try:
-        text = path.read_bytes().decode("utf-8", "surrogateescape")
+        # Bytes that are no text are in no line of JSON: they end what is read of the file.
+        text = path.read_bytes().decode("utf-8", "backslashreplace")
     except OSError as error:
         raise DamagedError(f"{path}: cannot be read: {error.strerror}") from None
-    found: list[InfoLine] = []
-    damage = ""
-    whole, _, torn = text.rpartition("\n")
-    for number, line in enumerate(whole.split("\n") if whole else (), start=1):
+    found: list[tuple[int, InfoLine]] = []
+    damage, torn = "", False
+    *ended, rest = text.split("\n")
+    for number, line in enumerate((*ended, rest), start=1):
+        if not line.strip():
+            continue
         try:
-            found.append(parse(line, file=f"{path}, line {number}"))
+            found.append((number, parse(line, file=f"{path}, line {number}")))
         except DamagedError as error:
-            damage = str(error)
+            torn = number > len(ended)
+            damage = f"{path}: its last line has no end: {line[:60]!r}" if torn else str(error)
             break
-    if torn and not damage:
-        damage = f"{path}: its last line has no end: {torn[:60]!r}"
-    if not stepped:
-        stepped = any(line.step != _THEIRS for line in found)
-    iterations = [line.step for line in found] if stepped else _blocks(found)
+    stepped = stepped or any(line.step != _THEIRS for _, line in found)
+    lines = [line for _, line in found]
+    iterations = [line.step for line in lines] if stepped else _blocks(lines)
     pairs = zip(found, iterations, strict=True)
-    noted = [Noted(line, number, at) for number, (line, at) in enumerate(pairs, start=1)]
-    return Info(tuple(noted), damage)
+    noted = tuple(Noted(line, number, at) for (number, line), at in pairs)
+    return Info(noted, damage, torn, stepped)
 
 
 def _blocks(lines: Sequence[InfoLine]) -> list[int]:

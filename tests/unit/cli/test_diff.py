@@ -206,8 +206,7 @@ def test_options_reach_the_comparison(a, b, tmp_path, capsys, monkeypatch):
 
     names = tmp_path / "names.csv"
     names.write_text("x,y\n")
-    # The package has a command of the same name.
-    monkeypatch.setattr(sys.modules["rankdump.cli.diff"], "compare", compare)
+    monkeypatch.setattr("rankdump.cli.diff_report.compare", compare)
     told(
         capsys,
         *(a, b, "--equal-nan", "--match", "exact,sequence", "--map", names, "--msaccucmp"),

@@ -65,6 +65,7 @@ def test_the_surface():
     assert set(rankdump.__all__) == {
         "Session",
         "attach",
+        "compare",
         "dump_start",
         "dump_stop",
         "limit",

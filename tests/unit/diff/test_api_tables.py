@@ -12,6 +12,7 @@ from rankdump.contract.errors import ExhaustedError
 from rankdump.contract.key import Side, TensorKey
 from rankdump.diff.api_tables import ApiTable, ApiTables, as_csv, from_report, write
 from rankdump.diff.values import (
+    CONSTANTS,
     Measures,
     Outcome,
     Report,
@@ -140,3 +141,8 @@ def test_a_report_of_figures_and_of_other_trees():
         (("conv1/Conv2D-op3_input.0",) * 2 + ("[2, 4]", "[2, 4]", "1.50000, nan, 0.25000"),),
     )
     assert tables.backward is None
+
+
+def test_constants_belong_to_no_step():
+    constant = replace(row("weight/Parameter-op0", Outcome(Verdict.EQUAL)), iteration=CONSTANTS)
+    assert list(from_report(report(constant, row("fc/Dense-op0", Outcome(Verdict.EQUAL))))) == [3]

@@ -11,7 +11,7 @@ from suites.diff_programs import call, names, program
 
 from rankdump.contract.errors import ConfigError
 from rankdump.diff.pairing import check_rules, pair
-from rankdump.diff.pairing.kinds import family_name, scope
+from rankdump.diff.pairing.kinds import SYNONYMS, family_name, scope
 from rankdump.diff.pairing.mapping import read_mapping
 from rankdump.diff.values import Settings
 
@@ -159,6 +159,30 @@ def test_families_of_types():
     assert family_name("Functional_relu") == family_name("ReLU") == "relu"
     assert family_name("Torch_matmul") == family_name("BatchMatMul")
     assert family_name("LAYER_relu") != family_name("NN_ReLU")
+
+
+@pytest.mark.parametrize(
+    ("torch", "mindspore"),
+    [
+        ("Tensor___radd__", "Tensor_add"),
+        ("Tensor_unsqueeze", "ExpandDims"),
+        ("NN_ConvTranspose2d", "NN_Conv2dTranspose"),
+        ("NN_Hardswish", "NN_HSwish"),
+        ("Functional_binary_cross_entropy_with_logits", "NN_BCEWithLogitsLoss"),
+        ("Tensor_clamp", "Functional_clip_by_value"),
+        ("Tensor___lt__", "Less"),
+        ("Tensor_float", "Cast"),
+        ("Functional_scaled_dot_product_attention", "FlashAttentionScore"),
+    ],
+)
+def test_what_two_frameworks_call_otherwise_is_one_family(torch, mindspore):
+    assert family_name(torch) == family_name(mindspore)
+
+
+def test_synonyms_are_spelt_as_they_are_looked_up_and_lead_nowhere_else():
+    for other, name in SYNONYMS.items():
+        assert other == other.lower().replace("_", "")
+        assert family_name(other) == family_name(name) == name
 
 
 def test_scopes_are_paths_of_modules():

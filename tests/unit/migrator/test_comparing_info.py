@@ -39,13 +39,22 @@ def test_a_line_that_its_writer_did_not_finish_is_left_out_and_said(tmp_path):
     path.write_text(call("NN_Conv2d_0")[0].text() + '\n["NN_Conv2d_0_forw')
     found = read(path)
     assert len(found.tensors) == 1
-    assert found.notes == (f"{path}, line 2: it is not finished and was left out",)
+    assert found.notes == (
+        f"{path}: its last line has no end: '[\"NN_Conv2d_0_forw'; it is left out",
+    )
 
 
 def test_a_name_of_no_api_is_left_out_and_said(tmp_path):
     path = tmp_path / "info.pkl"
     path.write_text(Line("something_else").text() + "\n")
     assert "something_else" in read(path).notes[0]
+
+
+def test_a_last_line_without_an_end_of_line_counts(tmp_path):
+    path = tmp_path / "info.pkl"
+    path.write_text("\n".join(line.text() for line in call("NN_Conv2d_0")))
+    found = read(path)
+    assert (len(found.tensors), found.notes) == (2, ())
 
 
 @pytest.mark.parametrize(
@@ -55,6 +64,9 @@ def test_a_damaged_line_is_named(line, tmp_path):
     path = tmp_path / "info.pkl"
     path.write_text(f"{line}\n")
     with pytest.raises(DamagedError, match=r"info\.pkl, line 1"):
+        read(path)
+    path.write_bytes(b'\n["NN_\xff_0", 1, [], "", [], []]\n')
+    with pytest.raises(DamagedError, match=r"info\.pkl, line 2"):
         read(path)
 
 

@@ -1,7 +1,9 @@
 """One name for an API in all frameworks. Pure.
 
 Functions of torch itself count as functional where MindSpore has them, and what MindSpore calls
-otherwise is called as there (names that troubleshooter 1.0.17 equates; api-dump.md A.6).
+otherwise is called as there (names that troubleshooter 1.0.17 equates; api-dump.md A.6). They are
+kept as that tool has them, gaps and all, or its rows would be others; `rankdump diff` goes by
+`diff.pairing.kinds`.
 """
 
 from __future__ import annotations

@@ -14,56 +14,76 @@ Family: TypeAlias = "tuple[str, bool, bool]"
 """Type of the operator as all frameworks call it, whether backward, whether recomputed."""
 Shapes: TypeAlias = "tuple[tuple[tuple[int, ...] | None, ...], ...]"
 
-_SYNONYMS = {
-    "dense": "linear",
-    "addmm": "linear",
-    "conv1d": "conv",
-    "conv2d": "conv",
-    "conv3d": "conv",
-    "conv2dbackpropfilter": "convbackpropfilter",
-    "depthwiseconv2dnative": "conv",
-    "fusedbatchnorm": "batchnorm",
-    "fusedbatchnormv3": "batchnorm",
-    "batchnorm1d": "batchnorm",
-    "batchnorm2d": "batchnorm",
-    "batchnorm3d": "batchnorm",
-    "batchnormalization": "batchnorm",
-    "layernormalization": "layernorm",
-    "maxpool1d": "maxpool",
-    "maxpool2d": "maxpool",
-    "avgpool1d": "avgpool",
-    "avgpool2d": "avgpool",
-    "meanpool": "avgpool",
-    "adaptiveavgpool2d": "adaptiveavgpool",
-    "sequentialcell": "sequential",
-    "celllist": "modulelist",
-    "embeddinglookup": "embedding",
-    "gatherv2": "gather",
-    "reducemean": "mean",
-    "reducesum": "sum",
-    "reducemax": "max",
-    "reducemin": "min",
-    "batchmatmul": "matmul",
-    "bmm": "matmul",
-    "mm": "matmul",
-    "view": "reshape",
-    "permute": "transpose",
-    "cat": "concat",
-    "concatv2": "concat",
-    "mul": "multiply",
-    "realdiv": "divide",
-    "truediv": "divide",
-    "div": "divide",
-    "sub": "subtract",
-    "cast": "to",
-    "addv2": "add",
-    "fastgelu": "gelu",
-    "silu": "swish",
-    "softmaxcrossentropywithlogits": "crossentropy",
-    "crossentropyloss": "crossentropy",
-    "nllloss": "nll",
+_ALIKE = {
+    "abs": "absolute",
+    "adaptiveavgpool": "adaptiveavgpool2d adaptiveavgpool1d adaptiveavgpool3d",
+    "add": "addv2 radd iadd",
+    "avgpool": "avgpool1d avgpool2d meanpool avgpool3d",
+    "batchnorm": (
+        "fusedbatchnorm fusedbatchnormv3 batchnorm1d batchnorm2d batchnorm3d batchnormalization"
+    ),
+    "binarycrossentropy": "bceloss",
+    "binarycrossentropywithlogits": "bcewithlogitsloss",
+    "clamp": "clipbyvalue clip",
+    "concat": "cat concatv2",
+    "conv": "conv1d conv2d conv3d depthwiseconv2dnative",
+    "convbackpropfilter": "conv2dbackpropfilter",
+    "convtranspose": (
+        "convtranspose2d conv2dtranspose convtranspose1d "
+        "conv1dtranspose conv3dtranspose convtranspose3d"
+    ),
+    "crossentropy": "softmaxcrossentropywithlogits crossentropyloss",
+    "divide": "realdiv truediv div rtruediv itruediv",
+    "embedding": "embeddinglookup",
+    "eq": "equal",
+    "expand": "broadcastto",
+    "floordivide": "floordiv",
+    "gather": "gatherv2 gatherelements gatherd",
+    "ge": "greaterequal",
+    "gelu": "fastgelu",
+    "gt": "greater",
+    "hardshrink": "hshrink",
+    "hardsigmoid": "hsigmoid",
+    "hardswish": "hswish",
+    "interpolate": "upsample resizebilinear",
+    "kldiv": "kldivloss",
+    "layernorm": "layernormalization",
+    "le": "lessequal",
+    "linear": "dense addmm",
+    "localresponsenorm": "lrn",
+    "lt": "less",
+    "matmul": "batchmatmul bmm mm rmatmul",
+    "max": "reducemax",
+    "maxpool": "maxpool1d maxpool2d maxpool3d",
+    "mean": "reducemean",
+    "min": "reducemin",
+    "modulelist": "celllist",
+    "multiply": "mul rmul imul",
+    "ne": "notequal",
+    "neg": "negative",
+    "nll": "nllloss",
+    "pow": "rpow",
+    "prod": "reduceprod",
+    "remainder": "floormod mod",
+    "reshape": "view",
+    "scaleddotproductattention": "flashattentionscore",
+    "sequential": "sequentialcell",
+    "subtract": "sub rsub isub",
+    "sum": "reducesum",
+    "swish": "silu",
+    "to": "cast astype type float half bfloat16",
+    "transpose": "permute swapaxes t",
+    "unsqueeze": "expanddims",
+    "where": "select",
 }
-"""Names of other frameworks, and of other releases, for one computation."""
+"""Names of other frameworks, and of other releases, for one computation: by the one that stands for
+all, as `family_name` spells them.
+
+These decide which calls may be paired at all, so they go further than the table of troubleshooter
+in `diff.flow.spelling`, which equates names in order to pair exactly what that tool pairs.
+"""
+SYNONYMS = {other: name for name, others in _ALIKE.items() for other in others.split()}
+"""What stands for a name, by that name."""
 _PREFIX = re.compile(rf"(?:{'|'.join(kind for kind in KINDS if kind != LAYER)}|Mint|Ops)_")
 _NUMBER = re.compile(r"(?:-op[0-9]+(?:_[0-9]+)?|_[0-9]+)$")
 _COMPONENT = re.compile(r"[^/.]+")
@@ -73,7 +93,7 @@ _COMPONENT = re.compile(r"[^/.]+")
 def family_name(op_type: str) -> str:
     """Return what all frameworks call a type: `Dense`, `NN_Linear` and `Linear` are one."""
     plain = _PREFIX.sub("", op_type, count=1).lower().replace("_", "")
-    return _SYNONYMS.get(plain, plain)
+    return SYNONYMS.get(plain, plain)
 
 
 def family(call: Call) -> Family:

@@ -19,8 +19,8 @@ from rankdump.diff.pairing.mapping import Mapped
 from rankdump.diff.pairing.state import Pairing
 from rankdump.diff.values import Call, PairedCalls, Program, Rule, Settings
 
-RULES = ("exact", "mapping", "type", "sequence")
-"""What `Settings.rules` may hold; `flow` is `api_dump_compare`'s alone."""
+RULES: tuple[Rule, ...] = tuple(rule for rule in get_args(Rule) if rule)
+"""What `Settings.rules` may hold."""
 
 
 def pair(a: Program, b: Program, settings: Settings) -> list[PairedCalls]:
@@ -36,7 +36,7 @@ def pair(a: Program, b: Program, settings: Settings) -> list[PairedCalls]:
 
 def check_rules(rules: Iterable[str]) -> tuple[Rule, ...]:
     """Return rules that somebody named; ConfigError for one that there is not, or none."""
-    known: dict[str, Rule] = {rule: rule for rule in get_args(Rule) if rule in RULES}
+    known: dict[str, Rule] = {rule: rule for rule in RULES}
     found = tuple(rules)
     for rule in found:
         if rule not in known:

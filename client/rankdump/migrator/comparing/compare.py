@@ -20,7 +20,6 @@ from rankdump.migrator.comparing.steps import Step, counted_steps, guessed_steps
 from rankdump.migrator.comparing.tables import Settings, Side, step_tables
 
 _ONLY_METHOD = "recursion"
-_TOOL_STEP = 1
 
 
 def api_dump_compare(
@@ -84,7 +83,7 @@ def _ranks(
 
 def _read(dump: RankDump) -> Info:
     """Read one rank's info file, and say what of it is left out."""
-    found = info.read(dump.info)
+    found = info.read(dump.info, counted=dump.counted)
     for note in found.notes:
         _say(note)
     listed = {tensor.name for tensor in found.tensors}
@@ -103,7 +102,7 @@ def _compare(a: RankDump, b: RankDump, settings: Settings, rank: int, folder: Pa
         Side(dump, held(found.tensors, dump.files if settings.by == "elements" else None))
         for dump, found in both
     )
-    counted = _counted(a, info_a) and _counted(b, info_b)
+    counted = info_a.counted and info_b.counted
     steps_of = counted_steps if counted else guessed_steps
     steps, said = paired(*(steps_of(found.tensors, dump.framework) for dump, found in both))
     if said or not steps:
@@ -129,11 +128,6 @@ def _by(a: RankDump, b: RankDump, info_a: Info, info_b: Info) -> str:
         _say("one side has no figures either: only calls are paired")
         return "nothing"
     return "figures"
-
-
-def _counted(dump: RankDump, found: Info) -> bool:
-    """Tell whether steps are real: the tool's own are all 1, and it writes no manifests."""
-    return dump.counted or any(tensor.step != _TOOL_STEP for tensor in found.tensors)
 
 
 def _repeats(dump: RankDump, found: Info, counted: bool) -> Mapping[int | None, Step]:

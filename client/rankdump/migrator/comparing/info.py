@@ -1,4 +1,4 @@
-"""An info file to the tensors it lists: what `contract.layout.api_info` says of each line."""
+"""An info file to the tensors that it lists."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rankdump.contract.errors import DamagedError
-from rankdump.contract.layout.api_info import SUMMARY, InfoLine, parse
+from rankdump.contract.layout.api_info import SUMMARY, InfoLine
 from rankdump.contract.layout.api_name import ApiCall, ApiPlace, tensor_of
 from rankdump.diff.flow import Shape
+from rankdump.reader.infos import read_info
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,8 @@ class Info:
 
     tensors: tuple[InfoTensor, ...]
     """In the order of the lines."""
+    counted: bool = False
+    """Whether its steps are real ones."""
     notes: tuple[str, ...] = ()
     """What was left out, and why."""
 
@@ -41,36 +44,22 @@ class Info:
         return all(math.isnan(figure) for tensor in self.tensors for figure in tensor.figures)
 
 
-def read(path: Path) -> Info:
-    """Return what an info file lists; DamagedError names the line that is none.
+def read(path: Path, *, counted: bool = False) -> Info:
+    """Return what an info file lists; with `counted` its steps are known to be real ones.
 
-    A last line that its writer could not finish is left out.
+    A last line that its writer could not finish is left out; DamagedError names any other that is
+    none.
     """
-    try:
-        *lines, rest = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DamagedError(f"{path}: cannot be read: {error}") from None
-    tensors: list[InfoTensor] = []
-    foreign: list[str] = []
-    notes: list[str] = []
-    for number, text in enumerate((*lines, rest), 1):
-        if not text.strip():
-            continue
-        try:
-            line = parse(text, file=f"{path}, line {number}")
-        except DamagedError:
-            if number <= len(lines):
-                raise
-            notes.append(f"{path}, line {number}: it is not finished and was left out")
-            continue
-        tensor = _tensor(line)
-        if tensor is None:
-            foreign.append(line.name)
-        else:
-            tensors.append(tensor)
+    info = read_info(path, stepped=counted)
+    if info.damage and not info.torn:
+        raise DamagedError(info.damage)
+    notes = [f"{info.damage}; it is left out"] if info.torn else []
+    pairs = [(noted.line, _tensor(noted.line)) for noted in info.lines]
+    foreign = [line.name for line, tensor in pairs if tensor is None]
     if foreign:
         notes.append(f"{path}: {len(foreign)} names of no API left out, such as {foreign[0]!r}")
-    return Info(tuple(tensors), tuple(notes))
+    tensors = tuple(tensor for _, tensor in pairs if tensor is not None)
+    return Info(tensors, info.stepped, tuple(notes))
 
 
 def _tensor(line: InfoLine) -> InfoTensor | None:
