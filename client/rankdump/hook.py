@@ -126,10 +126,7 @@ _MAX_PLAIN = 1000
 
 
 def _gather(value: object, argument: str, found: list[Leaf], path: tuple[int, ...]) -> None:
-    if type(value) in _PLAIN:
-        found.append(Leaf(len(found), argument, value))
-        return
-    parts = None if len(path) >= MAX_DEPTH or id(value) in path else _parts(value)
+    parts = None if len(path) >= MAX_DEPTH or id(value) in path else parts_of(value)
     if parts is None:
         found.append(Leaf(len(found), argument, value))
         return
@@ -137,8 +134,10 @@ def _gather(value: object, argument: str, found: list[Leaf], path: tuple[int, ..
         _gather(part, f"{argument}.{name}", found, (*path, id(value)))
 
 
-def _parts(value: object) -> list[tuple[str, object]] | None:
+def parts_of(value: object) -> list[tuple[str, object]] | None:
     """Return the named parts of a container; None when the value is a leaf."""
+    if type(value) in _PLAIN:
+        return None
     if isinstance(value, (tuple, list)):
         items = cast("Sequence[object]", value)
         fields: Sequence[object] = getattr(items, "_fields", ())

@@ -10,18 +10,22 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 
 from rankdump.contract.key import Side
 from rankdump.contract.layout.api_name import LAYER, ApiCall, ApiPlace
-from rankdump.hook import Leaf, leaves_of_call, leaves_of_result
+from rankdump.hook import leaves_of_result, parts_of
 
 MARK_PLACE = ApiPlace(Side.INPUT)
 """Where the one tensor of a LAYER mark stands: it has no index."""
-_UNSAFE = re.compile(r"[:/\\\s\0]")
-"""Separates the marks of a place, or would lead into another folder."""
+_UNSAFE = re.compile(r"[:\s\0]")
+"""Separates the marks of a place, or lines."""
+_MOST = 255
+"""Characters of a word that are kept."""
+_OUT = len("out.")
+"""Begins the places of `hook.leaves_of_result`."""
 
 
 def everything(call: ApiCall) -> bool:
@@ -69,6 +73,15 @@ def layer_call(path: str) -> ApiCall:
     return ApiCall(LAYER, path.replace(".", "_"), 0)
 
 
+def layer_name(path: str) -> str:
+    """Return the same with the dots, which its stack keeps.
+
+    >>> layer_name("blocks.0.conv")
+    'LAYER_blocks.0.conv_forward'
+    """
+    return ApiCall(LAYER, path, 0).name
+
+
 def layer_value() -> np.ndarray[tuple[int], np.dtype[np.float32]]:
     """Return what a LAYER mark holds: one zero."""
     return np.zeros(1, np.float32)
@@ -79,30 +92,60 @@ class ApiLeaf(NamedTuple):
 
     slot: int
     """Its number among the leaves of its side, tensors and others alike."""
-    place: str
-    """Its path behind `input` or `output`: `0`, `1.0`, `dim`; empty for a lone result."""
+    path: str
+    """Behind `input` or `output`: `0`, `1.0`; empty for a lone result."""
+    word: str
+    """How the program says the path, `dim` or `1.0.0`; empty where it says that."""
     value: object
 
 
 def leaves_of_input(args: Sequence[object], kwargs: Mapping[str, object]) -> list[ApiLeaf]:
     """Return the leaves of a call's arguments: positional first, then by keyword."""
-    return [_leaf(leaf) for leaf in leaves_of_call(args, kwargs)]
+    found: list[ApiLeaf] = []
+    for at, value in enumerate(args):
+        _gather(found, at, "", value)
+    for at, (word, value) in enumerate(kwargs.items(), len(args)):
+        _gather(found, at, word, value)
+    return found
 
 
 def leaves_of_output(result: object) -> list[ApiLeaf]:
     """Return the leaves of what a call returned."""
-    return [_leaf(leaf) for leaf in leaves_of_result(result)]
+    # Parts of a tuple are known by their places, also where they have names of their own.
+    whole = tuple(cast("tuple[object, ...]", result)) if isinstance(result, tuple) else result
+    parts = parts_of(whole)
+    if parts is None:
+        return [ApiLeaf(0, "", "", result)]
+    found: list[ApiLeaf] = []
+    for at, (word, value) in enumerate(parts):
+        _gather(found, at, word, value)
+    return found
+
+
+def _gather(found: list[ApiLeaf], at: int, word: str, value: object) -> None:
+    """Add the leaves of one argument, or of one part of a result."""
+    number = str(at)
+    word = "" if word == number else word
+    if parts_of(value) is None:
+        found.append(ApiLeaf(len(found), number, word, value))
+        return
+    for inner, leaf in enumerate(leaves_of_result(value)):
+        path, under = f"{number}.{inner}", leaf.argument[_OUT:]
+        said = f"{word or number}.{under}"
+        found.append(ApiLeaf(len(found), path, "" if said == path else said, leaf.value))
 
 
 # Places repeat from call to call, names of calls never do. Keys of dictionaries may be anything.
 @lru_cache(maxsize=1 << 12)
-def argument_of(side: Side, place: str, scalar: str = "", *, recomputed: bool = False) -> str:
+def argument_of(
+    side: Side, path: str, word: str = "", scalar: str = "", recomputed: bool = False
+) -> str:
     """Return what the observation of a leaf carries: `input.0`, `output`, `input.1:int`.
 
-    >>> argument_of(Side.INPUT, "dim", "int", recomputed=True)
-    'input.dim:int:recompute'
+    >>> argument_of(Side.INPUT, "1", "dim", "int", True)
+    'input.1:=dim:int:recompute'
     """
-    return ApiPlace(side, place, scalar, recomputed).argument
+    return ApiPlace(side, path, _UNSAFE.sub("_", word)[:_MOST], scalar, recomputed).argument
 
 
 def scalar_of(value: object) -> str:
@@ -111,13 +154,3 @@ def scalar_of(value: object) -> str:
 
 
 _SCALARS: dict[type, str] = {int: "int", float: "float", bool: "bool"}
-
-
-def _leaf(leaf: Leaf) -> ApiLeaf:
-    return ApiLeaf(leaf.slot, _path(leaf.argument), leaf.value)
-
-
-@lru_cache(maxsize=1 << 12)
-def _path(argument: str) -> str:
-    """Return a place without the container it is counted from: `args.0`, `kwargs.dim`, `out.1`."""
-    return _UNSAFE.sub("_", argument.partition(".")[2])

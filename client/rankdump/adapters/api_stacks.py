@@ -8,17 +8,16 @@ frame: every call of every step asks.
 
 from __future__ import annotations
 
-import inspect
 import linecache
 import os
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any
 
-_MAX_FRAMES = 60
+MAX_LINES = 100
+"""Frames of a stack that are kept, the innermost ones."""
 _MAX_CHARACTERS = 1000
-_MAX_KNOWN = 1 << 14
-"""Stacks remembered; code that is made anew in every step must not fill the memory."""
+_REMEMBERED = 1 << 14
+"""Code that is made anew in every step must not fill the memory."""
 _OURS = f"{Path(__file__).parents[1]}{os.sep}"
 _FROZEN = "<frozen "
 """Begins the file names of the interpreter's own start."""
@@ -27,40 +26,55 @@ _FROZEN = "<frozen "
 class Stacks:
     """The stacks of one process, each built once; safe to use from several threads."""
 
-    def __init__(self, framework: str) -> None:
-        """`framework` is the folder of the framework, whose frames are not the user's."""
-        self._framework = f"{framework}{os.sep}"
+    def __init__(self, *foreign: str, users_only: bool) -> None:
+        """`foreign` begins the names of files that are not the user's; ours are never shown."""
+        self._hidden = (_OURS, _FROZEN, *foreign) if users_only else (_OURS,)
         # A code object is known by its identity, which takes no time to hash, and kept alive.
-        self._known: dict[tuple[int, ...], tuple[tuple[CodeType, ...], tuple[str, ...]]] = {}
+        self._shown: dict[int, tuple[CodeType, bool]] = {}
+        self._lines: dict[tuple[int, int], str] = {}
+        self._stacks: dict[tuple[int, ...], tuple[str, ...]] = {}
 
-    def now(self, *, users_only: bool) -> tuple[str, ...]:
-        """Return this thread's stack without rankdump's frames, or only those of the user."""
-        codes: list[CodeType] = []
-        key: list[int] = [users_only]
-        places: list[tuple[CodeType, int, dict[str, Any]]] = []
-        frame: FrameType | None = inspect.currentframe()
-        while frame is not None and len(codes) < _MAX_FRAMES:
-            code, line = frame.f_code, frame.f_lineno
-            codes.append(code)
-            key += (id(code), line)
-            places.append((code, line, frame.f_globals))
+    def above(self, frame: FrameType | None) -> tuple[str, ...]:
+        """Return the lines of a frame and of all that called it."""
+        codes, shown, key = self._shown, list[FrameType](), list[int]()
+        # Asked for with every call, of a dozen frames: a dictionary answers fastest.
+        while frame is not None and len(shown) < MAX_LINES:
+            code = frame.f_code
+            if (codes.get(id(code)) or self._known(code))[1]:
+                shown.append(frame)
+                # The line costs more, and follows from the instruction.
+                key += (id(code), frame.f_lasti)
             frame = frame.f_back
-        known = self._known.get(tuple(key))
-        if known is not None:
-            return known[1]
-        left_out = (_OURS, _FROZEN, self._framework) if users_only else (_OURS, _FROZEN)
-        lines = tuple(
-            _line(code, line, names)
-            for code, line, names in places
-            if not code.co_filename.startswith(left_out)
-        )
-        if len(self._known) >= _MAX_KNOWN:
-            self._known.clear()
-        self._known[tuple(key)] = (tuple(codes), lines)
-        return lines
+        place = tuple(key)
+        known = self._stacks.get(place)
+        if known is None:
+            if len(self._stacks) >= _REMEMBERED:
+                self._stacks.clear()
+            known = self._stacks[place] = tuple(map(self._line, shown))
+        return known
 
+    def forget(self) -> None:
+        """Know nothing any more."""
+        # All that is known by the identity of a code object goes with the object.
+        self._stacks.clear()
+        self._lines.clear()
+        self._shown.clear()
 
-def _line(code: CodeType, line: int, names: dict[str, Any]) -> str:
-    """Return a frame's line; without the source where there is none."""
-    text = linecache.getline(code.co_filename, line, names).strip()[:_MAX_CHARACTERS]
-    return f"File {code.co_filename}, line {line}, in {code.co_name}, \n {text}"
+    def _known(self, code: CodeType) -> tuple[CodeType, bool]:
+        if len(self._shown) >= _REMEMBERED:
+            self.forget()
+        shown = not code.co_filename.startswith(self._hidden)
+        self._shown[id(code)] = known = (code, shown)
+        return known
+
+    def _line(self, frame: FrameType) -> str:
+        code = frame.f_code
+        place = (id(code), frame.f_lasti)
+        known = self._lines.get(place)
+        if known is None:
+            text = linecache.getline(code.co_filename, frame.f_lineno, frame.f_globals).strip()
+            # Code without a source has no line to show.
+            shown = f" {text[:_MAX_CHARACTERS]}" if text else ""
+            where = f"File {code.co_filename}, line {frame.f_lineno}, in {code.co_name}"
+            known = self._lines[place] = f"{where}, \n{shown}"
+        return known

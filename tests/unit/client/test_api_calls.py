@@ -1,3 +1,4 @@
+import inspect
 import threading
 
 import pytest
@@ -8,6 +9,7 @@ from rankdump.adapters.api_calls import (
     CallNumbers,
     argument_of,
     layer_call,
+    layer_name,
     leaves_of_input,
     leaves_of_output,
     scalar_of,
@@ -40,24 +42,56 @@ def test_no_number_is_given_twice_to_threads() -> None:
 
 
 def test_an_input_always_has_a_place_and_a_lone_output_none() -> None:
-    inputs = leaves_of_input((1, [2, 3]), {"dim": 4})
-    assert [(leaf.slot, leaf.place) for leaf in inputs] == [
-        (0, "0"),
-        (1, "1.0"),
-        (2, "1.1"),
-        (3, "dim"),
+    inputs = leaves_of_input((1, [2, 3]), {})
+    assert [(leaf.slot, leaf.path, leaf.word) for leaf in inputs] == [
+        (0, "0", ""),
+        (1, "1.0", ""),
+        (2, "1.1", ""),
     ]
-    assert [leaf.place for leaf in leaves_of_output(5)] == [""]
-    assert [leaf.place for leaf in leaves_of_output((5, (6, 7)))] == ["0", "1.0", "1.1"]
+    assert [leaf.path for leaf in leaves_of_output(5)] == [""]
+    assert [leaf.path for leaf in leaves_of_output((5, (6, 7)))] == ["0", "1.0", "1.1"]
+
+
+def test_what_has_a_word_is_numbered_and_keeps_it() -> None:
+    """Keywords behind the positions, in the order given; parts of mappings; deeper parts."""
+    inputs = leaves_of_input((1,), {"dim": 4, "extra": {"bias": 5, "0": 6}})
+    assert [(leaf.slot, leaf.path, leaf.word) for leaf in inputs] == [
+        (0, "0", ""),
+        (1, "1", "dim"),
+        (2, "2.0", "extra.bias"),
+        (3, "2.1", "extra.0"),
+    ]
+    outputs = leaves_of_output({"loss": 1, "states": [2, (3, 4)]})
+    assert [(leaf.path, leaf.word) for leaf in outputs] == [
+        ("0", "loss"),
+        ("1.0", "states.0"),
+        ("1.1", "states.1.0"),
+        ("1.2", "states.1.1"),
+    ]
+    outputs = leaves_of_output((1, [[2], 3]))
+    assert [(leaf.path, leaf.word) for leaf in outputs] == [
+        ("0", ""),
+        ("1.0", "1.0.0"),
+        ("1.1", ""),
+    ]
+
+
+def test_what_contains_itself_ends() -> None:
+    endless: list[object] = [1]
+    endless.append(endless)
+    for leaves in (leaves_of_output(endless), leaves_of_input((endless,), {})):
+        assert leaves[0].value == 1
+        assert len({leaf.path for leaf in leaves}) == len(leaves)
 
 
 @given(st.text(min_size=1, max_size=30))
 def test_any_key_of_a_dictionary_gives_a_place_that_is_read_back(key: str) -> None:
     (leaf,) = leaves_of_output({key: 1})
-    argument = argument_of(Side.OUTPUT, leaf.place, "int", recomputed=True)
+    argument = argument_of(Side.OUTPUT, leaf.path, leaf.word, "int", recomputed=True)
     place = place_of(argument)
     assert place is not None
-    assert (place.path, place.scalar, place.recomputed) == (leaf.place, "int", True)
+    assert (place.path, place.scalar, place.recomputed) == ("0", "int", True)
+    assert len(place.word) == (len(key) if key != "0" else 0)
     assert tensor_of(f"NN_Conv2d_0_forward_{place.name}") is not None
 
 
@@ -70,34 +104,39 @@ def test_numbers_of_python_are_marked(value: object, mark: str) -> None:
 
 def test_a_layers_path_is_spelt_with_underscores() -> None:
     assert layer_call("blocks.0.conv").name == "LAYER_blocks_0_conv_forward"
+    assert layer_name("blocks.0.conv") == "LAYER_blocks.0.conv_forward"
 
 
-def _inner(stacks: Stacks, *, users_only: bool = True) -> tuple[str, ...]:
-    return stacks.now(users_only=users_only)
+def _inner(stacks: Stacks) -> tuple[str, ...]:
+    return stacks.above(inspect.currentframe())
+
+
+def _stacks(*foreign: str, users_only: bool = True) -> Stacks:
+    return Stacks(*foreign, users_only=users_only)
 
 
 def test_a_stack_is_spelt_innermost_first_with_its_source() -> None:
-    stack = _inner(Stacks("/framework"))
+    stack = _inner(_stacks())
     assert stack[0].startswith(f"File {__file__}, line ")
-    assert stack[0].endswith(", in _inner, \n return stacks.now(users_only=users_only)")
-    assert stack[1].endswith('\n stack = _inner(Stacks("/framework"))')
+    assert stack[0].endswith(", in _inner, \n return stacks.above(inspect.currentframe())")
+    assert stack[1].endswith("\n stack = _inner(_stacks())")
 
 
 def test_frames_of_the_framework_are_the_users_only_if_asked_for() -> None:
-    stacks = Stacks(__file__.rpartition("/")[0])
-    assert not any(__file__ in line for line in _inner(stacks))
-    assert any(__file__ in line for line in _inner(stacks, users_only=False))
+    folder = __file__.rpartition("/")[0]
+    assert not any(__file__ in line for line in _inner(_stacks(folder)))
+    assert any(__file__ in line for line in _inner(_stacks(folder, users_only=False)))
 
 
-def test_code_without_source_has_a_line_without_it() -> None:
-    names: dict[str, object] = {"stacks": Stacks("/framework")}
-    exec(compile("found = stacks.now(users_only=True)", "<no file>", "exec"), names)
+def test_code_without_source_has_no_line() -> None:
+    names: dict[str, object] = {"stacks": _stacks(), "inspect": inspect}
+    exec(compile("found = stacks.above(inspect.currentframe())", "<no file>", "exec"), names)
     found = names["found"]
     assert isinstance(found, tuple)
-    assert found[0] == "File <no file>, line 1, in <module>, \n "
+    assert found[0] == "File <no file>, line 1, in <module>, \n"
 
 
 def test_the_same_way_gives_the_same_stack() -> None:
-    stacks = Stacks("/framework")
+    stacks = _stacks()
     first, second = (_inner(stacks) for _ in range(2))
     assert first is second

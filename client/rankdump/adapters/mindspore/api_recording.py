@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -47,14 +49,14 @@ class ApiRecording:
         self.observer = observer
         self.options = options
         self._gradients = gradients
-        self._stacks = Stacks(FOLDER)
+        self._stacks = Stacks(f"{FOLDER}{os.sep}", users_only=options.filter_stack)
 
     def begin(self, opened: Open, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
         """Record the begin of a call, and its arguments as they are now."""
         observer, name = self.observer, opened.call.name
         if not opened.recomputed:
             observer.recorder.entered(observer.graph, name)
-        self._called(opened.call)
+        self._called(name)
         opened.begun = observer.begins(name)
         self._leaves(opened, Side.INPUT, leaves_of_input(args, kwargs))
 
@@ -73,16 +75,16 @@ class ApiRecording:
     def mark(self, call: ApiCall) -> None:
         """Record that a cell was called."""
         self.observer.event(call.name)
-        self._called(call)
+        self._called(call.name)
         self._lone(call, 0, MARK_PLACE.argument, _mark)
 
-    def _arrived(self, opened: Open, slot: int, place: str, gradient: Any) -> None:
+    def _arrived(self, opened: Open, slot: int, argument: str, gradient: Any) -> None:
         """Record a gradient; those of a recomputed call once, as its forward's."""
-        if not self.observer.armed or place in opened.arrived:
+        if not self.observer.armed or argument in opened.arrived:
             return
-        opened.arrived.add(place)
+        opened.arrived.add(argument)
         self.observer.event(opened.gradient.name)
-        self._lone(opened.gradient, slot, argument_of(Side.INPUT, place), reader_of(gradient))
+        self._lone(opened.gradient, slot, argument, reader_of(gradient))
 
     def _lone(
         self, call: ApiCall, slot: int, argument: str, read: Callable[[], TensorSource | str]
@@ -101,7 +103,7 @@ class ApiRecording:
             if not self._passes(leaf.value):
                 continue
             scalar = scalar_of(leaf.value)
-            argument = argument_of(side, leaf.place, scalar, recomputed=opened.recomputed)
+            argument = argument_of(side, leaf.path, leaf.word, scalar, opened.recomputed)
             read = _number_reader(leaf.value) if scalar else reader_of(leaf.value)
             self.observer.tensor(call.op_type, call.name, side, leaf.slot, argument, read)
 
@@ -115,19 +117,20 @@ class ApiRecording:
             return
         for leaf in leaves:
             if is_tensor(leaf.value) and self._passes(leaf.value):
-                self._gradients.wait(leaf.value, self._arrival(opened, leaf.slot, leaf.place))
+                self._gradients.wait(leaf.value, self._arrival(opened, leaf))
 
-    def _arrival(self, opened: Open, slot: int, place: str) -> Callable[[Any], None]:
+    def _arrival(self, opened: Open, leaf: ApiLeaf) -> Callable[[Any], None]:
         """Return what takes a gradient; it holds no tensor of the forward."""
+        slot, argument = leaf.slot, argument_of(Side.INPUT, leaf.path, leaf.word)
 
         def take(gradient: Any) -> None:
-            self.observer.shielded(self._arrived, opened, slot, place, gradient)
+            self.observer.shielded(self._arrived, opened, slot, argument, gradient)
 
         return take
 
-    def _called(self, call: ApiCall) -> None:
-        stack = self._stacks.now(users_only=self.options.filter_stack)
-        self.observer.recorder.called(self.observer.graph, call.name, stack)
+    def _called(self, name: str) -> None:
+        stack = self._stacks.above(inspect.currentframe())
+        self.observer.recorder.called(self.observer.graph, name, stack)
 
 
 def _number_reader(value: Any) -> Callable[[], TensorSource]:

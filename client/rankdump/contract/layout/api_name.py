@@ -3,8 +3,10 @@
     {kind}_{api}_{number}_{forward|backward}_{input|output}[.{path}]     a tensor of a call
     LAYER_{module path with _}_forward_input                             a module was called here
 
-Source: api-dump.md A.2. An input has its place among the arguments, `input.0` or, by keyword,
-`input.dim`; an output has one only when the call returned several.
+Source: api-dump.md A.2. A path is one number or two: an input's place among the arguments, those by
+keyword behind the others in the order given; then, of a list, tuple or mapping, which of its leaves
+it is. The tool's own reader fails at anything else. An output has a path only when the call
+returned several. What the program says instead of such a number is a mark of the tensor.
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ LAYER = "LAYER"
 KINDS = ("NN", "Functional", "Tensor", "Torch", "VF", "NPU", "Distributed", LAYER)
 RECOMPUTED = "recompute"
 """Mark of a tensor whose call repeats a forward within the backward."""
+_WORD = "="
+"""Begins the mark that says a path as the program does."""
 
 _CALL = re.compile(
     rf"(?P<kind>{'|'.join(KINDS[:-1])})_(?P<api>.+)_(?P<number>[0-9]{{1,18}})"
@@ -65,7 +69,9 @@ class ApiPlace:
 
     side: Side
     path: str = ""
-    """Behind the first dot: `0`, `1.0`, `dim`; empty for the only output of a call."""
+    """Behind the first dot: `0`, `1.0`; empty for the only output of a call."""
+    word: str = ""
+    """How the program says the path: `other`, `extra.bias`, `1.0.0`; empty where it says that."""
     scalar: str = ""
     """`int`, `float` or `bool` when it was a number of Python, which is dumped as a tensor."""
     recomputed: bool = False
@@ -77,9 +83,10 @@ class ApiPlace:
 
     @property
     def argument(self) -> str:
-        """Its name with what else is known of it: `input.1:int`, `input.0:recompute`."""
-        marks = [mark for mark in (self.scalar, RECOMPUTED if self.recomputed else "") if mark]
-        return ":".join((self.name, *marks))
+        """Its name with what else is known of it: `input.1:=dim:int`, `input.0:recompute`."""
+        word = f"{_WORD}{self.word}" if self.word else ""
+        marks = (word, self.scalar, RECOMPUTED if self.recomputed else "")
+        return ":".join((self.name, *filter(None, marks)))
 
 
 def call_of(name: str) -> ApiCall | None:
@@ -100,9 +107,15 @@ def place_of(argument: str) -> ApiPlace | None:
     found = re.fullmatch(_PLACE, name)
     if found is None:
         return None
-    recomputed = RECOMPUTED in marks
-    scalars = [mark for mark in marks if mark != RECOMPUTED]
-    return ApiPlace(Side(found["side"]), found["path"] or "", "".join(scalars[:1]), recomputed)
+    words = [mark.removeprefix(_WORD) for mark in marks if mark.startswith(_WORD)]
+    scalars = [mark for mark in marks if mark != RECOMPUTED and not mark.startswith(_WORD)]
+    return ApiPlace(
+        Side(found["side"]),
+        found["path"] or "",
+        "".join(words[:1]),
+        "".join(scalars[:1]),
+        RECOMPUTED in marks,
+    )
 
 
 def tensor_name(op_name: str, place: ApiPlace) -> str:

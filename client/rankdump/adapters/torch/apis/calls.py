@@ -7,14 +7,13 @@ themselves, inside one another as well.
 from __future__ import annotations
 
 import inspect
-import itertools
 import threading
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
+from rankdump.adapters.api_calls import CallNumbers
 from rankdump.adapters.torch.apis.mode import ApiMode
 from rankdump.adapters.torch.apis.modules import Role, role_of
 from rankdump.adapters.torch.apis.names import BACKWARD, Api, Callables, api, operator
@@ -72,7 +71,7 @@ class ApiCalls:
         self._records = records
         self._callables = Callables()
         self._roles: dict[Operator, Role] = {}
-        self._numbers: defaultdict[str, itertools.count[int]] = defaultdict(itertools.count)
+        self._numbers = CallNumbers()
         self._thread = _Thread()
         self._generation = 0
 
@@ -230,7 +229,7 @@ class ApiCalls:
             put_mode(self.mode)
 
     def _numbered(self, found: Api) -> ApiCall:
-        return ApiCall(found.kind, found.name, next(self._numbers[found.op_type]))
+        return ApiCall(found.kind, found.name, self._numbers.next(found.op_type))
 
     def _raised(self, calling: Calling) -> None:
         self._records.end(calling, None, raised=True)

@@ -6,20 +6,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from typing import cast
 
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
+from rankdump.adapters.api_calls import argument_of
 from rankdump.adapters.torch.gradients import hookable
 from rankdump.adapters.torch.guard import shielded, uncompiled
 from rankdump.adapters.torch.internals import traced
 from rankdump.adapters.torch.observing import Observer
 from rankdump.contract.key import Side
-from rankdump.contract.layout.api_name import ApiCall
+from rankdump.contract.layout.api_name import ApiCall, place_of
 from rankdump.hook import Leaf
-
-_INPUT, _OUTPUT = Side.INPUT.value, Side.OUTPUT.value
 
 
 class ApiGradients:
@@ -81,11 +81,20 @@ class _Arrival:
     def __init__(self, backward: Backward, slot: int, argument: str) -> None:
         self._backward = backward
         self._slot = slot
-        # What arrives is the backward's input. That it was recomputed does not show in it.
-        self._argument = argument.replace(_OUTPUT, _INPUT, 1).partition(":")[0]
+        self._argument = _arrives_at(argument)
 
     @uncompiled
     def __call__(self, gradient: Tensor) -> None:
         if not traced():
             leaf = Leaf(self._slot, self._argument, gradient)
             shielded(self._backward.take, self._backward.failed, leaf)
+
+
+@lru_cache(maxsize=1 << 10)
+def _arrives_at(argument: str) -> str:
+    """Return where the gradient of an output arrives: it is the backward's input.
+
+    That the output was recomputed does not show in it.
+    """
+    place = place_of(argument)
+    return argument if place is None else argument_of(Side.INPUT, place.path, place.word)

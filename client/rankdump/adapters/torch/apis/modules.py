@@ -16,7 +16,7 @@ class Role:
     """What a call of a module stands for."""
 
     layer: str
-    """Path of the module, joined by `_`; empty for the model itself."""
+    """Path of the module, with dots; empty for the model itself."""
     api: Api | None
     """It is a call by itself."""
     hides: bool
@@ -43,7 +43,7 @@ def observable(model: Module) -> Tree:
 def role_of(operator: Operator) -> Role:
     """Return what calls of an observed module stand for."""
     components = operator.scope.path.split("/")[1:]
-    layer = "_".join(each.rpartition("-")[0] for each in components)
+    layer = ".".join(each.rpartition("-")[0] for each in components)
     called = module_api(operator.module)
     return Role(layer, called, called is not None or operator.boundary)
 

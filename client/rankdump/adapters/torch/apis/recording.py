@@ -6,23 +6,30 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
-from typing import cast
 
 import torch
 
-from rankdump.adapters.api_calls import ApiOptions
+from rankdump.adapters.api_calls import (
+    MARK_PLACE,
+    ApiLeaf,
+    ApiOptions,
+    layer_call,
+    layer_name,
+    layer_value,
+    leaves_of_input,
+    leaves_of_output,
+)
 from rankdump.adapters.torch.apis.gradients import ApiGradients
 from rankdump.adapters.torch.apis.repeats import Repeat, Repeats
 from rankdump.adapters.torch.apis.sites import Sites
 from rankdump.adapters.torch.apis.tensors import Tensors
 from rankdump.adapters.torch.observing import Observer
 from rankdump.contract.key import Side
-from rankdump.contract.layout.api_name import LAYER, ApiCall
-from rankdump.hook import Leaf, leaves_of_call, leaves_of_result
+from rankdump.contract.layout.api_name import ApiCall
+from rankdump.hook import Leaf
 from rankdump.values import Begun
 
-_MARK = torch.zeros(1, dtype=torch.float32, device="cpu")
-"""What the mark of a module has for a value: the real tool's own."""
+_MARK = Leaf(0, MARK_PLACE.argument, torch.from_numpy(layer_value()))
 
 
 @dataclass(slots=True, eq=False)
@@ -78,7 +85,7 @@ class Records:
         try:
             observer.recorder.entered(graph, name)
             observer.recorder.called(graph, name, self._sites.stack(frame))
-            leaves = leaves_of_call(args, kwargs)
+            leaves = leaves_of_input(args, kwargs)
             calling.repeat = self._repeats.of(call, leaves)
             self._hand_over(calling, Side.INPUT, leaves)
         finally:
@@ -91,11 +98,7 @@ class Records:
             return
         recorder.finished(calling.begun)
         try:
-            # Parts of a result are known by their places, also where they have names of their own.
-            parts = (
-                tuple(cast("tuple[object, ...]", result)) if isinstance(result, tuple) else result
-            )
-            written = self._hand_over(calling, Side.OUTPUT, leaves_of_result(parts))
+            written = self._hand_over(calling, Side.OUTPUT, leaves_of_output(result))
             if self._options.retain_backward and (repeat is None or repeat.has_gradients):
                 original = None if repeat is None else repeat.original
                 self._gradients.watch(original or call, written)
@@ -104,17 +107,16 @@ class Records:
             recorder.settled(self._observer.graph, calling.name, raised=raised and repeat is None)
 
     def mark(self, layer: str, frame: FrameType | None) -> None:
-        """Hand over the mark of a module."""
-        call, observer = ApiCall(LAYER, layer, 0), self._observer
+        """Hand over the mark of a module, by its path with dots."""
+        call, observer = layer_call(layer), self._observer
         if self._options.layers_once and layer in self._marked:
             return
         if not self._options.scope(call) or not self._first(layer):
             return
         observer.recorder.entered(observer.graph, call.name)
-        observer.recorder.called(observer.graph, call.name, self._sites.stack(frame))
+        observer.recorder.called(observer.graph, layer_name(layer), self._sites.stack(frame))
         observer.event(call.name)
-        leaf = Leaf(0, Side.INPUT.value, _MARK)
-        observer.tensors(call.op_type, call.name, Side.INPUT, (leaf,))
+        observer.tensors(call.op_type, call.name, Side.INPUT, (_MARK,))
         observer.settled(call.name)
 
     def _first(self, layer: str) -> bool:
@@ -124,6 +126,6 @@ class Records:
             self._marked.add(layer)
         return not (known and self._options.layers_once)
 
-    def _hand_over(self, calling: Calling, side: Side, leaves: Sequence[Leaf]) -> list[Leaf]:
+    def _hand_over(self, calling: Calling, side: Side, leaves: Sequence[ApiLeaf]) -> list[Leaf]:
         op_type, recomputed = calling.call.op_type, calling.repeat is not None
         return self._tensors.hand_over(op_type, calling.name, side, leaves, recomputed=recomputed)

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rankdump.adapters.api_calls import ApiLeaf
 from rankdump.adapters.torch.internals import backward_step, saving_watcher
 from rankdump.adapters.torch.numbering import Numbering
 from rankdump.adapters.torch.pairing import Call, Step
 from rankdump.contract.layout.api_name import ApiCall
-from rankdump.hook import Leaf, Scope
+from rankdump.hook import Scope
 
 _REMEMBERED = 1 << 16
 """Calls of an evaluation could be repeated, too, for all that is known; nobody repeats them."""
@@ -40,7 +41,7 @@ class Repeats:
         self._numbering.restart()
         self._originals.clear()
 
-    def of(self, call: ApiCall, leaves: Iterable[Leaf]) -> Repeat | None:
+    def of(self, call: ApiCall, leaves: Iterable[ApiLeaf]) -> Repeat | None:
         """Return what a call that begins repeats; None for any that does not."""
         step, grad = backward_step(), torch.is_grad_enabled()
         watched = saving_watcher() is not None
@@ -56,7 +57,7 @@ class Repeats:
         original = None if found is None else self._originals.get(found)
         return Repeat(original, has_gradients=not watched)
 
-    def _note(self, call: ApiCall, leaves: Iterable[Leaf]) -> None:
+    def _note(self, call: ApiCall, leaves: Iterable[ApiLeaf]) -> None:
         if len(self._originals) >= _REMEMBERED:
             self.restart()
         self._originals[self._numbering.forward(_scope(call), _first(leaves))] = call
@@ -66,5 +67,5 @@ def _scope(call: ApiCall) -> Scope:
     return Scope(call.op_type, call.op_type)
 
 
-def _first(leaves: Iterable[Leaf]) -> Tensor | None:
+def _first(leaves: Iterable[ApiLeaf]) -> Tensor | None:
     return next((leaf.value for leaf in leaves if isinstance(leaf.value, Tensor)), None)

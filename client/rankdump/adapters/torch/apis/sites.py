@@ -8,7 +8,6 @@ remembered, for the same lines run in every step.
 from __future__ import annotations
 
 import dis
-import linecache
 import os
 from collections.abc import Sequence
 from enum import Enum
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from rankdump.adapters.api_stacks import Stacks
 from rankdump.adapters.torch import modules
 
 
@@ -61,9 +61,6 @@ _OPERATORS = ("BINARY_", "INPLACE_", "COMPARE_", "UNARY_")
 _BETWEEN = (f"{_TORCH}_tensor.py", f"{_TORCH}overrides.py")
 """What may stand between an operator and the method that it calls."""
 
-MAX_LINES = 100
-"""Frames of a stack that are kept, the innermost ones."""
-_MAX_CHARACTERS = 1000
 _REMEMBERED = 1 << 14
 
 
@@ -72,8 +69,6 @@ class _Code(NamedTuple):
 
     code: CodeType
     whose: Whose
-    shown: bool
-    """In a stack."""
     function: str
     """Name of the function of `torch.nn.functional` that it is, if it is one."""
 
@@ -84,16 +79,15 @@ class Sites:
     def __init__(self, *, filtered: bool) -> None:
         """`filtered` leaves torch's frames out of stacks as well as ours."""
         self._filtered = filtered
+        self._stacks = _stacks(filtered)
         self._codes: dict[int, _Code] = {}
         self._operators: dict[int, dict[int, str]] = {}
-        self._lines: dict[tuple[int, int], str] = {}
-        self._stacks: dict[tuple[int, ...], tuple[str, ...]] = {}
 
     def refilter(self, filtered: bool) -> None:
         """Leave torch's frames out of stacks from now on, or no longer."""
         if filtered != self._filtered:
             self._filtered = filtered
-            self.forget()
+            self._stacks = _stacks(filtered)
 
     def whose(self, frame: FrameType | None) -> Whose:
         """Return whose call it is that a frame makes."""
@@ -137,21 +131,7 @@ class Sites:
 
     def stack(self, frame: FrameType | None) -> tuple[str, ...]:
         """Return the lines of a stack, innermost first, as the stack file has them."""
-        codes, shown, key = self._codes, list[FrameType](), list[int]()
-        # Asked for with every call, of a dozen frames: a dictionary answers fastest.
-        while frame is not None and len(shown) < MAX_LINES:
-            code = codes.get(id(frame.f_code)) or self._code(frame)
-            if code.shown:
-                shown.append(frame)
-                key += (id(code.code), frame.f_lasti)
-            frame = frame.f_back
-        place = tuple(key)
-        known = self._stacks.get(place)
-        if known is None:
-            if len(self._stacks) >= _REMEMBERED:
-                self._stacks.clear()
-            known = self._stacks[place] = tuple(map(self._line, shown))
-        return known
+        return self._stacks.above(frame)
 
     def _code(self, frame: FrameType) -> _Code:
         code = frame.f_code
@@ -160,30 +140,21 @@ class Sites:
             if len(self._codes) >= _REMEMBERED:
                 # All that is known by the identity of a code object goes with the object.
                 self.forget()
-            known = self._codes[id(code)] = _read(frame, filtered=self._filtered)
+            known = self._codes[id(code)] = _read(frame)
         return known
 
     def forget(self) -> None:
         """Know nothing any more."""
-        self._stacks.clear()
-        self._lines.clear()
+        self._stacks.forget()
         self._operators.clear()
         self._codes.clear()
 
-    def _line(self, frame: FrameType) -> str:
-        code = frame.f_code
-        place = (id(code), frame.f_lasti)
-        known = self._lines.get(place)
-        if known is None:
-            text = linecache.getline(code.co_filename, frame.f_lineno, frame.f_globals).strip()
-            # Code without a source has no line to show.
-            shown = f" {text[:_MAX_CHARACTERS]}" if text else ""
-            where = f"File {code.co_filename}, line {frame.f_lineno}, in {code.co_name}"
-            known = self._lines[place] = f"{where}, \n{shown}"
-        return known
+
+def _stacks(filtered: bool) -> Stacks:
+    return Stacks(_TORCH, _GRAPH, users_only=filtered)
 
 
-def _read(frame: FrameType, *, filtered: bool) -> _Code:
+def _read(frame: FrameType) -> _Code:
     code = frame.f_code
     file = code.co_filename
     whose = Whose.USER
@@ -194,8 +165,7 @@ def _read(frame: FrameType, *, filtered: bool) -> _Code:
     # Where compiled code is kept may be chosen; by default the folder is called so.
     if whose is Whose.USER and (_INDUCTOR in file or _called_by_inductor(frame)):
         whose = Whose.GENERATED
-    shown = not file.startswith((_TORCH, _OURS, _GRAPH, _IMPORTS) if filtered else _OURS)
-    return _Code(code, whose, shown, code.co_name if file == _FUNCTIONAL else "")
+    return _Code(code, whose, code.co_name if file == _FUNCTIONAL else "")
 
 
 def _called_by_inductor(frame: FrameType) -> bool:

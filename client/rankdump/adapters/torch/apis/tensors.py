@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
-from functools import lru_cache
 
 import torch
 from torch import Tensor
 
+from rankdump.adapters.api_calls import ApiLeaf, argument_of, scalar_of
 from rankdump.adapters.torch.observing import Observer
 from rankdump.contract.key import Side
-from rankdump.contract.layout.api_name import ApiPlace
 from rankdump.hook import Leaf
 
-_NUMBERS: dict[type, torch.dtype] = {int: torch.int64, float: torch.float64, bool: torch.bool}
-_HIDDEN = "kwargs._"
-"""What torch's functions tell each other, as the depth of a warning."""
+_NUMBERS = {"int": torch.int64, "float": torch.float64, "bool": torch.bool}
+_HIDDEN = "_"
+"""Begins the words for what torch's functions tell each other, as the depth of a warning."""
 
 
 class Tensors:
@@ -28,20 +26,22 @@ class Tensors:
         self._filtered = filtered
 
     def hand_over(
-        self, op_type: str, name: str, side: Side, leaves: Iterable[Leaf], *, recomputed: bool
+        self, op_type: str, name: str, side: Side, leaves: Iterable[ApiLeaf], *, recomputed: bool
     ) -> list[Leaf]:
         """Hand over one side of a call; return what was, as tensors."""
         kept: list[Leaf] = []
         for leaf in leaves:
             value, scalar = leaf.value, ""
             if not isinstance(value, Tensor):
-                if self._filtered or leaf.argument.startswith(_HIDDEN):
+                hidden = side is Side.INPUT and leaf.word.startswith(_HIDDEN)
+                if self._filtered or hidden:
                     continue
-                scalar, value = type(value).__name__, _number(value)
+                scalar = scalar_of(value)
+                value = _number(value, scalar)
             elif self._filtered and not _usual(value):
                 continue
             if value is not None:
-                place = _place(side, leaf.argument, scalar, recomputed)
+                place = argument_of(side, leaf.path, leaf.word, scalar, recomputed)
                 kept.append(Leaf(leaf.slot, place, value))
         self._observer.tensors(op_type, name, side, kept)
         return kept
@@ -51,19 +51,11 @@ def _usual(tensor: Tensor) -> bool:
     return tensor.is_floating_point() and tensor.dim() > 0 and tensor.numel() > 0
 
 
-def _number(value: object) -> Tensor | None:
+def _number(value: object, scalar: str) -> Tensor | None:
     """Return a number of Python as a tensor without dimensions; None for anything else."""
-    kind = _NUMBERS.get(type(value))
-    if kind is None:
+    if not scalar:
         return None
     try:
-        return torch.tensor(value, dtype=kind, device="cpu")
+        return torch.tensor(value, dtype=_NUMBERS[scalar], device="cpu")
     except (OverflowError, RuntimeError):  # an int may have more bits than any file has
         return None
-
-
-@lru_cache(maxsize=1 << 12)
-def _place(side: Side, argument: str, scalar: str, recomputed: bool) -> str:
-    """Return where a leaf of a call stood, as its tensor's name says it."""
-    path = re.sub(r"[/\\\0:]", "_", argument.partition(".")[2])
-    return ApiPlace(side, path, scalar, recomputed).argument
