@@ -29,46 +29,38 @@ CONFIG = """{
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 
 
-def torchrun(*arguments: str | Path, before: tuple[str | Path, ...] = ()) -> None:
-    """Run the job on two ranks, under another command if there is one."""
-    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A tree of modules and one of calls of each version, all of one job: torch starts once."""
+    folder = tmp_path_factory.mktemp("versions")
+    config = folder / "data_dump.json"
+    config.write_text(CONFIG)
+    run = ["rankdump.cli", "run", "--config", config, "--", sys.executable, "-m"]
+    ranks = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", JOB, folder]
     done = subprocess.run(
-        [*map(str, before), *run, str(JOB), *map(str, arguments)],
+        [sys.executable, "-m", *run, *ranks],
         capture_output=True,
         text=True,
         env={**os.environ, "TMPDIR": "/tmp", "OMP_NUM_THREADS": "1"},
         check=False,
     )
     assert done.returncode == 0, done.stderr
-
-
-def dumped(folder: Path, case: str) -> Path:
-    """The tree of one version, module by module."""
-    config, tree = folder / "data_dump.json", folder / case
-    config.write_text(CONFIG)
-    run = (sys.executable, "-m", "rankdump.cli", "run", "--config", config, "--output", tree, "--")
-    torchrun(case, before=run)
-    return tree
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("versions")
+    return folder
 
 
 @pytest.fixture(scope="module")
 def plain(folder) -> Path:
-    return dumped(folder, "plain")
+    return folder / "modules" / "plain"
 
 
 @pytest.fixture(scope="module")
 def disturbed(folder, plain) -> Report:
-    return rankdump.compare(plain, dumped(folder, "disturbed"))
+    return rankdump.compare(plain, folder / "modules" / "disturbed")
 
 
 @pytest.fixture(scope="module")
 def spoilt(folder, plain) -> Report:
-    return rankdump.compare(plain, dumped(folder, "nan"))
+    return rankdump.compare(plain, folder / "modules" / "nan")
 
 
 def of_kind(origins: tuple[Origin, ...], kind: str) -> list[Origin]:
@@ -140,8 +132,6 @@ def test_ranks_have_other_data(plain):
 
 @pytest.fixture(scope="module")
 def apis(folder) -> Path:
-    """A folder with a dump of each version, call by call of torch's API."""
-    torchrun("all", folder / "apis")
     return folder / "apis"
 
 

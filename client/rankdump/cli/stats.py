@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 from rankdump import reader
-from rankdump.cli.listing import no_tree, nothing, place, title
+from rankdump.cli.listing import no_tree, nothing, place, table_noun, title
 from rankdump.cli.options import FILTER_HINT, TREE, selecting
 from rankdump.cli.screen import say, show_table, table_width
 from rankdump.cli.table import Column, numbers, table
@@ -162,8 +162,7 @@ def _sentences(tree: Tree, seen: _Seen, *, whole: bool) -> list[str]:
         return [no_tree(tree)]
     if not seen.count:
         return [nothing(reader.named(tree, lambda tensor: True))]
-    of_operators = any(table.operator is not None for table in tree.tables)
-    source = "from tables" if of_operators else "from statistic.csv"
+    source = f"from {table_noun(tree)}s"
     sources = (seen.tabled, source), (seen.computed, "computed from the tensors")
     said = ", ".join(f"{count:,} {source}" for count, source in sources if count)
     lines = [f"{tree.root}: figures of {counted(seen.count, 'tensor')}: {said}"]

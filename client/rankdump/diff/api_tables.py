@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rankdump.contract.errors import ExhaustedError
-from rankdump.contract.layout.api_name import LAYER, call_of, place_of, tensor_name
+from rankdump.contract.layout.api_name import call_of, place_of, tensor_name
 from rankdump.contract.layout.api_tree import ApiFiles
+from rankdump.diff.pairing.kinds import marks_layer
 from rankdump.diff.values import CONSTANTS, Outcome, Report, Row, Tensor, Verdict
 
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -137,7 +138,7 @@ def _values(names: tuple[str, str], rows: Sequence[Row]) -> ApiTable:
     lines = tuple(
         (*_tensors(row), *_shapes(row, str), *_numbers(row.outcome))
         for row in rows
-        if not _is_layer(row.name_a or row.name_b)
+        if not marks_layer(row.name_a or row.name_b)
     )
     return ApiTable(values_titles(names), lines)
 
@@ -183,11 +184,6 @@ def _tensor(name: str, tensor: Tensor | None) -> str:
         return ""
     place = place_of(tensor.argument) if call_of(name) is not None else None
     return tensor_name(name, place) if place is not None else f"{name}_{tensor.place}"
-
-
-def _is_layer(name: str) -> bool:
-    call = call_of(name)
-    return call is not None and call.kind == LAYER
 
 
 def _call(name: str) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rankdump.diff.pairing import pair
+from rankdump.diff.pairing.kinds import marks_layer
 from rankdump.diff.places import tensor_pairs
 from rankdump.diff.values import CONSTANTS, Outcome, PairedCalls, Program, Row, Settings, TensorPair
 
@@ -64,13 +65,23 @@ def programs_in_pairs(
 def matched(
     programs: Sequence[tuple[Program, Program]], settings: Settings
 ) -> Iterator[list[Matched]]:
-    """Yield the pairs of tensors of each pair of programs, in execution order."""
+    """Yield the pairs of tensors of each pair of programs, in execution order.
+
+    The mark of a layer that only one side has is left out: it computes nothing, and a dump with
+    files has it only the first time that the layer is called.
+    """
     for a, b in programs:
         yield [
             Matched(a.rank, a.iteration, position, calls, each)
             for position, calls in enumerate(pair(a, b, settings))
+            if not _lonely_mark(calls)
             for each in tensor_pairs(calls)
         ]
+
+
+def _lonely_mark(calls: PairedCalls) -> bool:
+    alone = calls.a or calls.b
+    return not (calls.a and calls.b) and alone is not None and marks_layer(alone.op_name)
 
 
 def _by_rank(programs: Sequence[Program]) -> dict[int, dict[int, Program]]:

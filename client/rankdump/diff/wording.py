@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable
 
 from rankdump.contract.graph import SourceLine
+from rankdump.contract.layout.api_name import call_of
 from rankdump.diff.summary import counts, ranks_alike
 from rankdump.diff.values import CONSTANTS, Origin, Report, Row, Suspect
 from rankdump.reader import ranges
@@ -49,9 +50,13 @@ def title(origin: Origin) -> str:
 
 
 def name(called: Row | Suspect, spelt: Callable[[str], str]) -> str:
-    """Return the name of a pair of calls; both where they are called differently."""
+    """Return the name of a pair of calls; both where they are called differently.
+
+    Of a call of an API the second goes without the direction, which both have in common.
+    """
     if called.name_a and called.name_b and called.name_a != called.name_b:
-        return f"{spelt(called.name_a)} (b: {spelt(called.name_b)})"
+        api = call_of(called.name_b)
+        return f"{spelt(called.name_a)} (b: {spelt(api.stem if api else called.name_b)})"
     return spelt(called.name_a or called.name_b)
 
 

@@ -1,14 +1,15 @@
-"""A small encoder on two ranks in one of three versions: plain, disturbed or nan.
+"""A small encoder on two ranks in three versions, one after the other: plain, disturbed and nan.
 
-torchrun --nproc-per-node 2 two_versions.py CASE|all [FOLDER]
+torchrun --nproc-per-node 2 two_versions.py FOLDER
 
-The modules are dumped as the plan says. With a folder it is all three versions one after the other,
-and the calls of torch's API, each into a folder of its own below it.
+Each is dumped twice: its modules, as the plan says, into modules/VERSION of the folder, and the
+calls of torch's API into apis/VERSION.
 """
 
 from __future__ import annotations
 
 import gc
+import os
 import sys
 
 import torch
@@ -68,7 +69,7 @@ class Encoder(nn.Module):
         return self.classify(self.blocks(self.embed(rows)).mean(dim=1))
 
 
-def train(case: str, rank: int, folder: str) -> None:
+def train(case: str, rank: int, folder: str, *, apis: bool) -> None:
     torch.manual_seed(0)
     net = Encoder()
     if case == "disturbed":
@@ -76,9 +77,10 @@ def train(case: str, rank: int, folder: str) -> None:
             net.parts[2].inner[0].weight += 0.001
     model = DistributedDataParallel(net)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    session = None if folder else rankdump.attach(model)
-    if folder:
-        migrator.api_dump_init(model, folder, retain_backward=True)
+    os.environ["RANKDUMP_OUTPUT"] = f"{folder}/modules/{case}"
+    session = None if apis else rankdump.attach(model)
+    if apis:
+        migrator.api_dump_init(model, f"{folder}/apis/{case}", retain_backward=True)
         migrator.api_dump_start()
     data = torch.Generator().manual_seed(100 + rank)
     for step in range(STEPS):
@@ -98,12 +100,9 @@ def train(case: str, rank: int, folder: str) -> None:
 def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    case, *folder = sys.argv[1:]
-    if folder:
-        for each in ("plain", "disturbed", "nan"):
-            train(each, dist.get_rank(), f"{folder[0]}/{each}")
-    else:
-        train(case, dist.get_rank(), "")
+    for apis in (False, True):
+        for case in ("plain", "disturbed", "nan"):
+            train(case, dist.get_rank(), sys.argv[1], apis=apis)
     gc.collect()
     dist.destroy_process_group()
 

@@ -50,7 +50,7 @@ def test_the_table(tree, capsys):
     assert " ".join(where) == "rank 0, iteration 3, net Net, graph 0"
     assert " ".join(titles) == "operator tensor dtype min max mean l2norm nan inf"
     assert " ".join(row) == "fc0/Linear-op0 input 0 float32 1 6 - 9.53939 - -"
-    assert "figures of 1 tensor: 1 from statistic.csv" in out
+    assert "figures of 1 tensor: 1 from statistic.csv files" in out
     assert out.splitlines()[-1] == "all of them are finite"
 
 
@@ -58,7 +58,7 @@ def test_sources_are_said(grown, capsys):
     """How many figures came from tables, and how many were computed."""
     code, out, _ = told(capsys, "stats", grown.root)
     assert code == 0
-    assert "figures of 12 tensors: 8 from statistic.csv, 4 computed from the tensors" in out
+    assert "figures of 12 tensors: 8 from statistic.csv files, 4 computed from the tensors" in out
     assert all(len(line) <= 100 for line in out.splitlines()[:-3])
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from suites.api_dumps import Line, write_dump
+from suites.api_dumps import call as api_call
 from suites.tree_builder import TreeBuilder
 
 import rankdump
@@ -159,6 +162,20 @@ def test_what_one_side_lacks_is_noted(one, tmp_path):
     )
     assert not report.agrees
     assert verdicts(report) == {Verdict.EQUAL}
+
+
+def test_the_mark_of_a_layer_that_one_side_lacks_is_no_difference(tmp_path):
+    """A dump with files has it once, where it is called first."""
+    mark = Line("LAYER_fc_forward_input", np.zeros(1, np.float32), step=1)
+    fuller = [mark, *api_call("NN_Linear_0", step=1), replace(mark, step=2)]
+    both = (fuller, fuller[:-1])
+    a, b = (
+        write_dump(tmp_path / name, [*lines, *api_call("NN_Linear_1", step=2)], npy=False)
+        for name, lines in zip("ab", both, strict=True)
+    )
+    report = rankdump.compare(a, b)
+    assert report.agrees
+    assert {row.name_a for row in report.rows if row.iteration == 2} == {"NN_Linear_1_forward"}
 
 
 def test_single_ranks_belong_together_whatever_their_numbers(tmp_path):

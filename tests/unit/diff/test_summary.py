@@ -128,6 +128,8 @@ def test_sentences():
     assert wording.when(suspect(backward=True), [0, 1, 3]) == "rank 0-1,3, iteration 0, backward"
     assert wording.moment(suspect(iteration=CONSTANTS)) == "constants, forward"
     assert wording.name(suspect(name_b="fc/Dense-op1"), str) == f"{LAYERS[3]} (b: fc/Dense-op1)"
+    calls = suspect(name_a="NN_Linear_0_forward", name_b="NN_Dense_4_forward")
+    assert wording.name(calls, str) == "NN_Linear_0_forward (b: NN_Dense_4)"
     figured = Outcome(Verdict.DIFFERENT, ("dtypes differ",), None, {"max": 0.25, "min": 0.0})
     assert wording.apart(row(0, "output.0", figured)) == "max 0.25, min 0"
     assert wording.findings(row(0, "output.0", figured)) == "dtypes differ"

@@ -119,8 +119,13 @@ def extents(shape: tuple[int, ...] | None) -> tuple[int, ...] | None:
 
 def numbered(call: Call) -> bool:
     """Return whether the name is a count of calls: an extra one shifts all that follow."""
-    api = call_of(call.op_name)
-    return api is not None and api.kind != LAYER
+    return call_of(call.op_name) is not None and not marks_layer(call.op_name)
+
+
+def marks_layer(op_name: str) -> bool:
+    """Return whether it is no call, but the mark that a module of that name was called."""
+    api = call_of(op_name)
+    return api is not None and api.kind == LAYER
 
 
 def scope(op_name: str) -> tuple[str, ...]:
