@@ -64,7 +64,15 @@ class _Thread(threading.local):
 class ApiCalls:
     """The calls of a process: of functions by anybody, of modules within one model."""
 
-    def __init__(self, observer: Observer, sites: Sites, records: Records) -> None:
+    def __init__(
+        self,
+        observer: Observer,
+        sites: Sites,
+        records: Records,
+        model_called: Callable[[], None],
+    ) -> None:
+        """`model_called` is told when a call of the model itself begins."""
+        self._model_called = model_called
         self.mode = ApiMode(self)
         self._observer = observer
         self._sites = sites
@@ -119,6 +127,8 @@ class ApiCalls:
         role = self._role(operator)
         frame = _Frame(operator, role, handled_now())
         frames.append(frame)
+        if not role.layer:
+            self._model_called()
         if role.hides:
             frame.took_mode = take_mode(self.mode)
         if role.api is not None:
