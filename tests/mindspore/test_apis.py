@@ -116,11 +116,11 @@ def test_without_the_filter_numbers_and_scalars_are_recorded(apis: Told) -> None
     assert told["tensors"][1:] == [
         "Tensor_sum_0_forward_output",
         "Functional_clamp_0_forward_input.0",
-        "Functional_clamp_0_forward_input.min:int",
-        "Functional_clamp_0_forward_input.max:float",
+        "Functional_clamp_0_forward_input.1:=min:int",
+        "Functional_clamp_0_forward_input.2:=max:float",
         "Functional_clamp_0_forward_output",
     ]
-    assert _values(told, "Functional_clamp_0_forward_input.max:float") == [2.5]
+    assert _values(told, "Functional_clamp_0_forward_input.2:=max:float") == [2.5]
 
 
 def test_an_input_has_its_value_from_before_the_call(apis: Told) -> None:

@@ -6,10 +6,10 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from rankdump.adapters.api_calls import ApiOptions
+from rankdump.adapters.api_calls import ApiOptions, StepListener
 from rankdump.adapters.mindspore.apis import ApiHook
 from rankdump.adapters.mindspore.framework import cells_of, is_built_in
-from rankdump.adapters.mindspore.stepping import Listener, StepWatch
+from rankdump.adapters.mindspore.stepping import StepWatch
 from rankdump.values import Recorder
 
 logger = logging.getLogger("rankdump")
@@ -38,7 +38,7 @@ def save_state(model: Any, folder: Path) -> None:
     logger.warning("rankdump: compare_statedict is for torch; of MindSpore no state is saved")
 
 
-def watch_steps(model: Any, listener: Listener) -> StepWatch:
+def watch_steps(model: Any, listener: StepListener) -> StepWatch:
     """Tell a listener of the model's calls and of its optimizers."""
     return StepWatch(model, listener)
 

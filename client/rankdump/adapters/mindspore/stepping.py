@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
+from rankdump.adapters.api_calls import StepListener
 from rankdump.adapters.mindspore.framework import (
     has_optimizers,
     is_training_step,
@@ -69,22 +70,10 @@ class Outermost(Deaf):
         self._thread.repeating -= 1
 
 
-class Listener(Protocol):
-    """Hears of calls and steps."""
-
-    def called(self, manner: str, *, trains: bool) -> None:
-        """Hear that the model is called."""
-        ...
-
-    def stepped(self) -> None:
-        """Hear that an optimizer of the model is done with its step."""
-        ...
-
-
 class StepWatch:
     """Tells a listener of the steps of one model, until it is removed."""
 
-    def __init__(self, model: Any, listener: Listener) -> None:
+    def __init__(self, model: Any, listener: StepListener) -> None:
         self._model = model
         self._listener = listener
         self._calls = 0

@@ -13,13 +13,15 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from functools import wraps
-from typing import Any, Protocol
+from typing import Any
+from weakref import ref
 
 import torch
 from torch.nn import Module
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from rankdump.adapters.api_calls import StepListener
 from rankdump.adapters.torch.internals import backward_step
 from rankdump.adapters.torch.outermost import Outermost
 
@@ -27,26 +29,18 @@ _FORGETS_AFTER = 64
 """Calls of a model without an optimizer's step after which none is looked for any more."""
 
 
-class Listener(Protocol):
-    """Hears of calls and steps."""
-
-    def called(self, manner: str, *, trains: bool) -> None:
-        """Hear that the model is called."""
-        ...
-
-    def stepped(self) -> None:
-        """Hear that an optimizer of the model is done with its step."""
-        ...
-
-
 class StepWatch:
     """Tells a listener of one model, until it is removed."""
 
-    def __init__(self, model: Module, listener: Listener) -> None:
+    def __init__(self, model: Module, listener: StepListener) -> None:
         self._model = model
         self._listener = listener
         self._calls = 0
         self._found = False
+        self._judged: dict[int, tuple[ref[Optimizer], bool]] = {}
+        """Whether the steps of an optimizer count, by its identity."""
+        self._owned = False
+        """The model's own optimizer was seen."""
         self._outermost = Outermost(self._called)
         self._outermost.watch(model)
         self._handle = register_optimizer_step_post_hook(self._stepped)
@@ -76,10 +70,27 @@ class StepWatch:
         self._scaled(optimizer)
 
     def _scaled(self, optimizer: Optimizer) -> None:
-        own = {id(parameter) for parameter in self._model.parameters()}
-        if _shares(optimizer, own) or not any(_shares(each, own) for each in _optimizers()):
+        known, counts = self._judged.get(id(optimizer), (None, False))
+        if known is None or known() is not optimizer:
+            counts = self._counts(optimizer)
+        if counts:
             self._found = True
             self._listener.stepped()
+
+    def _counts(self, optimizer: Optimizer) -> bool:
+        """Find out whether steps of an optimizer count: it takes a look at all objects there are.
+
+        They count until the model's own optimizer comes; from then on only that one's do.
+        """
+        own = {id(parameter) for parameter in self._model.parameters()}
+        shares = _shares(optimizer, own)
+        if shares and not self._owned:
+            self._owned = True
+            self._judged.clear()
+        counts = shares or not any(_shares(each, own) for each in _optimizers())
+        alive = {at: each for at, each in self._judged.items() if each[0]() is not None}
+        self._judged = {**alive, id(optimizer): (ref(optimizer), counts)}
+        return counts
 
 
 class _ScalerSteps:

@@ -5,15 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import lru_cache
-from typing import cast
 
 from torch import Tensor
-from torch.utils.hooks import RemovableHandle
 
 from rankdump.adapters.api_calls import argument_of
-from rankdump.adapters.torch.gradients import hookable
+from rankdump.adapters.torch.gradients import TensorHooks, hookable
 from rankdump.adapters.torch.guard import shielded, uncompiled
 from rankdump.adapters.torch.internals import traced
 from rankdump.adapters.torch.observing import Observer
@@ -21,13 +19,19 @@ from rankdump.contract.key import Side
 from rankdump.contract.layout.api_name import ApiCall, place_of
 from rankdump.hook import Leaf
 
+REPEATED = (
+    "a backward ran again over one graph (retain_graph): its gradients have the names that those "
+    "of the first run have; where they differ only the first run's files are kept, and the others "
+    "are counted as dropped"
+)
+
 
 class ApiGradients:
     """Places the hooks of one attached model."""
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
-        self._on_leaves: list[RemovableHandle] = []
+        self._hooks = TensorHooks()
 
     def watch(self, call: ApiCall, written: Iterable[Leaf]) -> None:
         """Wait for the gradients of what a forward call returned: tensors with their places."""
@@ -35,16 +39,11 @@ class ApiGradients:
         for leaf in written:
             tensor = leaf.value
             if isinstance(tensor, Tensor) and hookable(tensor):
-                register = cast("Callable[[object], RemovableHandle]", tensor.register_hook)
-                handle = register(_Arrival(backward, leaf.slot, leaf.argument))
-                if tensor.is_leaf:
-                    self._on_leaves.append(handle)
+                self._hooks.place(tensor, _Arrival(backward, leaf.slot, leaf.argument))
 
     def release(self) -> None:
         """Remove the hooks from tensors that may outlive the iteration."""
-        handles, self._on_leaves = self._on_leaves, []
-        for handle in handles:
-            handle.remove()
+        self._hooks.release()
 
 
 class Backward:
@@ -61,7 +60,10 @@ class Backward:
         observer = self._observer
         if not observer.armed:
             return
-        if not self._seen or leaf.slot in self._seen:
+        again = leaf.slot in self._seen
+        if again:
+            observer.recorder.warn_once(REPEATED)
+        if again or not self._seen:
             self._seen.clear()
             observer.event(self._name)
         self._seen.add(leaf.slot)
