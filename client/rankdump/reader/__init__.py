@@ -2,6 +2,7 @@
 
 from rankdump.reader.balance import damaged, findings, status, status_of
 from rankdump.reader.bins import described, load_member
+from rankdump.reader.blocks import FileElements, Opened, opened
 
 # The public name is the one that `h5py` and others of its kind have.
 from rankdump.reader.dump import Dump
@@ -27,10 +28,12 @@ __all__ = [
     "Entry",
     "Facts",
     "Figures",
+    "FileElements",
     "Filters",
     "Frame",
     "IrOperator",
     "Named",
+    "Opened",
     "Origin",
     "PublishedOrder",
     "Query",
@@ -52,6 +55,7 @@ __all__ = [
     "locate",
     "named",
     "open",
+    "opened",
     "ranges",
     "read_hints",
     "read_order",
