@@ -3,6 +3,7 @@
 from rankdump.reader.balance import damaged, findings, status, status_of
 from rankdump.reader.bins import described, load_member
 from rankdump.reader.blocks import FileElements, Opened, opened
+from rankdump.reader.collector import collector_paused
 
 # The public name is the one that `h5py` and others of its kind have.
 from rankdump.reader.dump import Dump
@@ -43,6 +44,7 @@ __all__ = [
     "Surveyed",
     "Table",
     "Tree",
+    "collector_paused",
     "damaged",
     "described",
     "facts",

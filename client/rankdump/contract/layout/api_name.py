@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 from rankdump.contract.key import Side
@@ -23,6 +24,7 @@ KINDS = ("NN", "Functional", "Tensor", "Torch", "VF", "NPU", "Distributed", LAYE
 RECOMPUTED = "recompute"
 """Mark of a tensor whose call repeats a forward within the backward."""
 
+_REMEMBERED = 1 << 14
 _CALL = re.compile(
     rf"(?P<kind>{'|'.join(KINDS[:-1])})_(?P<api>.+)_(?P<number>[0-9]{{1,18}})"
     r"_(?P<direction>forward|backward)"
@@ -82,6 +84,8 @@ class ApiPlace:
         return ":".join((self.name, *marks))
 
 
+# The same calls come again in every iteration, and in the dump that one is compared with.
+@lru_cache(maxsize=_REMEMBERED)
 def call_of(name: str) -> ApiCall | None:
     """Return the call that has a name, `NN_Conv2d_0_forward`; None when it is none of these."""
     found = _CALL.fullmatch(name)
