@@ -15,8 +15,7 @@ import numpy.typing as npt
 
 import rankdump
 from rankdump.diff.groups import pair_bytes
-from rankdump.diff.pool import outcomes
-from rankdump.diff.values import Outcome, Settings, Tensor, TensorPair, Verdict
+from rankdump.diff.values import Outcome, Tensor, TensorPair, Verdict
 from rankdump.reader import Entry
 
 from .host import Host, running_host
@@ -119,13 +118,17 @@ def _timed(host: Host, a: str, b: str, verdict: Verdict, *, plain: bool = True) 
     numpy_s: list[float] = []
     found: list[Outcome] = []
     for _ in range(ROUNDS):
-        own_s.append(seconds(lambda: found.extend(outcomes(_pairs(*trees), Settings()))))
+        own_s.append(seconds(lambda: found.extend(_compared(*trees))))
         if plain:
             numpy_s.append(seconds(lambda: _with_numpy(pairs)))
     if any(each.verdict is not verdict for each in found):
         raise RuntimeError(f"{a} and {b} are not {verdict.value}")
     size = sum(map(pair_bytes, pairs))
     return Timed(size, median(own_s), median(numpy_s) if plain else 0.0)
+
+
+def _compared(a: Path, b: Path) -> list[Outcome]:
+    return [row.outcome for row in rankdump.compare(a, b).rows]
 
 
 def _pairs(a: Path, b: Path) -> list[TensorPair]:

@@ -42,13 +42,17 @@ class TensorKey:
     """Where in its call it stood, where names say that and not the slot; else empty."""
 
 
+_TRIPPING = str.maketrans("/\\. ", "____")
+
+
 def sanitised(name: str) -> str:
     """Return a name with nothing in it that a path or the dotted fields could trip over.
 
     MindSpore turns `/`, `\\`, `.` and space into `_`, one for one (mindspore-dump.md 2.3 cites
     GetFileKernelName); control characters and unpaired surrogates go the same way here.
     """
-    return "".join("_" if c in "/\\. " or not c.isprintable() else c for c in name)
+    # Names that can be printed are nearly all there are.
+    return (name if name.isprintable() else one_line(name)).translate(_TRIPPING)
 
 
 def one_line(name: str) -> str:

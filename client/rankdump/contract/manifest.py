@@ -19,6 +19,8 @@ MANIFEST_VERSION = 1
 # Some 5 MB, of the 100 that an idle agent may take.
 _REMEMBERED = 1 << 14
 _text = json.encoder.encode_basestring_ascii
+_UNSAID = {"timestamp_us": 0, "member": ""}
+"""What manifests of before there were rows do not say."""
 _UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError)
 
 
@@ -96,8 +98,7 @@ def _status(body: Any) -> IterationStatus:
 
 
 def _record(body: Any) -> ManifestRecord:
-    # Manifests of before there were rows say no time.
-    values = _checked(ManifestRecord, {"timestamp_us": 0, "member": ""} | body)
+    values = _checked(ManifestRecord, _UNSAID | body)
     values["shape"] = tuple(values["shape"])
     return ManifestRecord(**values)
 
@@ -107,14 +108,29 @@ def _checked(kind: type, body: Any) -> dict[str, Any]:
 
     Readers sort by them, add them up and join them with text.
     """
-    for each in fields(kind):
-        _check(each.name, str(each.type), body[each.name])
+    for name, plain, is_right in _checks(kind):
+        value = body[name]
+        # A call for each field of each record would be half of reading a tree.
+        if type(value) is not plain and not is_right(value):
+            raise _wrong(name, value)
     return body
+
+
+@lru_cache(maxsize=8)
+def _checks(kind: type) -> tuple[tuple[str, type | None, Callable[[object], bool]], ...]:
+    """Return for each field its name, the type that says enough, and the check of any other."""
+    plain = {"str": str, "bool": bool}
+    kinds = ((each.name, str(each.type)) for each in fields(kind))
+    return tuple((name, plain.get(kind), _KINDS[kind]) for name, kind in kinds)
 
 
 def _check(name: str, kind: str, value: object) -> None:
     if not _KINDS[kind](value):
-        raise ValueError(f"{name} is {str(value)[:60]!r}")
+        raise _wrong(name, value)
+
+
+def _wrong(name: str, value: object) -> ValueError:
+    return ValueError(f"{name} is {str(value)[:60]!r}")
 
 
 def _is_text(value: object) -> bool:
@@ -122,7 +138,7 @@ def _is_text(value: object) -> bool:
 
 
 def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return type(value) is int and value >= 0
 
 
 def _are_counts(value: Any) -> bool:

@@ -36,12 +36,17 @@ class NpyForm:
         return "bfloat16" if self.bfloat16 else str(np.dtype(self.header.descr))
 
 
-def form_of(data: bytes | memoryview) -> NpyForm:
-    """Return the form of a whole file; DamagedError when its size is not what its header says."""
+def form_of(data: bytes | memoryview, file_bytes: int | None = None) -> NpyForm:
+    """Return the form of a file from its bytes, or from its start and its size.
+
+    DamagedError when its size is not what its header says.
+    """
     _, end = npy.header_text(data)
     words, renamed = _BFLOAT16.subn(rb"\1<u2'", bytes(data[:end]), count=1)
     header = npy.parse_header(words)
-    stray = len(data) - header.data_offset if header.data_bytes == 0 else 0
-    size = header.data_offset if 0 < stray <= _STRAY_BYTES else len(data)
+    size = len(data) if file_bytes is None else file_bytes
+    stray = size - header.data_offset if header.data_bytes == 0 else 0
+    if 0 < stray <= _STRAY_BYTES:
+        size = header.data_offset
     npy.check_size(header, size)
     return NpyForm(header, renamed > 0, size)

@@ -74,6 +74,8 @@ def nonfinite_of(tensor: Tensor | None) -> bool | None:
     if tensor is None or tensor.dtype == "bool":
         return None if tensor is None else False
     figures = tensor.figures
+    if not figures:
+        return None
     counts = [figures.get(name) for name in _NONFINITE_COUNTS]
     if None not in counts:
         return any(counts)

@@ -70,8 +70,10 @@ class Found:
         return self.first.iteration == CONSTANTS, self.first.iteration
 
 
-def found_on_ranks(rows: Iterable[Row], question: Question) -> list[Found]:
+def found_on_ranks(rows: Sequence[Row], question: Question) -> list[Found]:
     """Return where it starts on each rank where it does: in its first iteration with it."""
+    if not any(bad(row, question) for row in rows):
+        return []
     programs = _programs(rows)
     found: dict[int, Found] = {}
     for rank, iteration in sorted(programs, key=lambda place: (place[1] == CONSTANTS, place[1])):

@@ -16,7 +16,7 @@ from rankdump.contract.errors import RankdumpError
 from rankdump.diff.figures import by_figures, figures_of, nonfinite_of
 from rankdump.diff.measures import Measured, measure, msaccucmp, terms_of
 from rankdump.diff.values import Outcome, Settings, Tensor, TensorPair, Verdict
-from rankdump.reader import load
+from rankdump.reader import Opened, load, opened
 
 
 def outcome_of(pair: TensorPair, settings: Settings) -> Outcome:
@@ -64,28 +64,39 @@ def bytes_of(tensor: Tensor | None) -> int:
 def _of_elements(a: Tensor, b: Tensor, settings: Settings) -> Outcome:
     if a.entry is None or b.entry is None:
         return by_figures(_with_figures(a), _with_figures(b), settings.tolerances, _findings(a, b))
-    left, right = load(a.entry), load(b.entry)
-    a, b = _described(a, left), _described(b, right)
-    if not _comparable(left.shape, right.shape):
+    with opened(a.entry) as left, opened(b.entry) as right:
+        a, b = _described(a, left), _described(b, right)
+        if _comparable(left.shape, right.shape):
+            return _measured(a, b, left, right, settings)
         return Outcome(
             Verdict.SHAPE,
             (_shapes(left.shape, right.shape),),
-            nonfinite_a=_nonfinite(left),
-            nonfinite_b=_nonfinite(right),
+            nonfinite_a=_nonfinite(_array(a, left)),
+            nonfinite_b=_nonfinite(_array(b, right)),
         )
+
+
+def _measured(a: Tensor, b: Tensor, left: Opened, right: Opened, settings: Settings) -> Outcome:
     found = measure(left, right, settings.tolerances, dtype_a=a.dtype, dtype_b=b.dtype)
     measures = found.measures
     return Outcome(
         _verdict(found),
         (*_findings(a, b), *_nonfinite_findings(found, left.shape, settings)),
         measures,
-        extra=msaccucmp(left, right) if settings.msaccucmp else {},
+        extra=msaccucmp(_array(a, left), _array(b, right)) if settings.msaccucmp else {},
         nonfinite_a=measures.nonfinite_a > 0,
         nonfinite_b=measures.nonfinite_b > 0,
     )
 
 
-def _described(tensor: Tensor, array: npt.NDArray[Any]) -> Tensor:
+def _array(tensor: Tensor, found: Opened) -> npt.NDArray[Any]:
+    """Return all elements of a tensor as one array."""
+    if isinstance(found, np.ndarray) or tensor.entry is None:
+        return np.asarray(found)
+    return load(tensor.entry)
+
+
+def _described(tensor: Tensor, array: Opened) -> Tensor:
     """Return a tensor with the type and shape of its file, where the tree did not say them."""
     return replace(tensor, dtype=tensor.dtype or str(array.dtype), shape=array.shape)
 

@@ -78,7 +78,7 @@ class _Open:
 def _program(place: _Place, entries: list[Entry], rows: dict[_Where, Figures]) -> Program:
     left = dict(rows)
     named: list[tuple[_Named, Figures | None]] = [
-        (entry, left.pop(_where(entry.key), None)) for entry in entries
+        (entry, left.pop(_where(entry.key), None) if left else None) for entry in entries
     ]
     named.extend((row, row) for row in left.values())
     named.sort(key=lambda each: _in_time(each[0].key))
@@ -99,7 +99,7 @@ def _program(place: _Place, entries: list[Entry], rows: dict[_Where, Figures]) -
 
 
 def _in_time(key: TensorKey) -> tuple[int, str, int]:
-    return key.timestamp_us, key.side.value, key.slot
+    return key.timestamp_us, key.side, key.slot
 
 
 def _call(position: int, call: _Open) -> Call:

@@ -19,7 +19,7 @@ from rankdump.diff.pool import outcomes
 from rankdump.diff.programs import programs_of
 from rankdump.diff.suspects import Sides, origins
 from rankdump.diff.values import Program, Report, Row, Settings, Tolerances
-from rankdump.reader import Dump, Filters
+from rankdump.reader import Dump, Filters, collector_paused
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -131,7 +131,8 @@ def _side(
     filters = cast("Filters", given)
     left = dump.where(**filters) if filters else dump
     notes.extend(dump.problems)
-    programs = programs_of(left, notes)
+    with collector_paused():
+        programs = programs_of(left, notes)
     if not programs:
         raise _nothing_left(dump, filters)
     return _Side(label, left, programs)
@@ -169,7 +170,8 @@ def _rows(
         raise DamagedError(
             f"{a.label} and {b.label}: nothing to compare: no rank and iteration that both have"
         )
-    pairs = [each for part in matched(programs, settings) for each in part]
+    with collector_paused():
+        pairs = [each for part in matched(programs, settings) for each in part]
     measured = outcomes(
         [each.pair for each in pairs], settings, processes=processes, dask=dask, progress=progress
     )

@@ -2,6 +2,8 @@
 
 from rankdump.reader.balance import damaged, findings, status, status_of
 from rankdump.reader.bins import described, load_member
+from rankdump.reader.blocks import FileElements, Opened, opened
+from rankdump.reader.collector import collector_paused
 
 # The public name is the one that `h5py` and others of its kind have.
 from rankdump.reader.dump import Dump
@@ -27,10 +29,12 @@ __all__ = [
     "Entry",
     "Facts",
     "Figures",
+    "FileElements",
     "Filters",
     "Frame",
     "IrOperator",
     "Named",
+    "Opened",
     "Origin",
     "PublishedOrder",
     "Query",
@@ -40,6 +44,7 @@ __all__ = [
     "Surveyed",
     "Table",
     "Tree",
+    "collector_paused",
     "damaged",
     "described",
     "facts",
@@ -52,6 +57,7 @@ __all__ = [
     "locate",
     "named",
     "open",
+    "opened",
     "ranges",
     "read_hints",
     "read_order",

@@ -57,9 +57,15 @@ def load(
         tensor = load_member(entry.path, entry.member, record)
     else:
         tensor = load_file(entry.path, limit_bytes=limit)
-    if record is not None and tensor.shape != record.shape:
-        raise DamagedError(f"{entry.path}: shape {tensor.shape}, its manifest says {record.shape}")
+    check_shape(entry, tensor.shape)
     return _converted(entry, tensor, tensor_format) if tensor_format else tensor
+
+
+def check_shape(entry: Entry, shape: tuple[int, ...]) -> None:
+    """Raise DamagedError unless a file has the shape that its manifest says, where there is one."""
+    record = entry.record
+    if record is not None and shape != record.shape:
+        raise DamagedError(f"{entry.path}: shape {shape}, its manifest says {record.shape}")
 
 
 def _converted(entry: Entry, tensor: npt.NDArray[Any], wanted: str) -> npt.NDArray[Any]:

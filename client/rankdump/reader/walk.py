@@ -23,6 +23,7 @@ from rankdump.contract.layout.folders import RANK_FOLDER, ROOT, Folder, Names, i
 from rankdump.contract.layout.long_names import LongNames
 from rankdump.contract.layout.place import MAPPING_FILE
 from rankdump.contract.layout.reading import file_in
+from rankdump.reader.collector import collector_paused
 from rankdump.reader.entry import Entry, Table, Tree
 from rankdump.reader.files import File, entries_of
 from rankdump.reader.manifests import Manifested, read_manifests
@@ -59,6 +60,7 @@ class _Found:
             return []
 
 
+@collector_paused()
 def walk(root: Path) -> Tree:
     """Return what stands below a root; a root that is no folder is a problem, not an error."""
     found = _Found(root)
@@ -88,7 +90,7 @@ def place_in_time(entry: Entry) -> tuple[int, bool, int, int, str, str, int]:
     key = entry.key
     when = key.rank, not key.constant, key.iteration, key.timestamp_us
     # Of one call, inputs come before outputs; a file of one tensor is named by side and slot.
-    member = (entry.relative, key.side.value, key.slot)
+    member = (entry.relative, key.side, key.slot)
     return *when, *member
 
 
@@ -131,8 +133,8 @@ def _enter(found: _Found, folder: Folder, where: str) -> None:
     listed = found.listing(where)
     names = _long_names(found, where, listed) if folder.names is not Names.NONE else None
     for item in listed:
-        path = f"{where}/{item.name}" if where else item.name
         if _is_folder(item):
+            path = f"{where}/{item.name}" if where else item.name
             below = inside(folder, item.name)
             if below is not None:
                 _note(found, below, path)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 from rankdump.contract.key import Side
@@ -27,6 +28,7 @@ RECOMPUTED = "recompute"
 _WORD = "="
 """Begins the mark that says a path as the program does."""
 
+_REMEMBERED = 1 << 14
 _CALL = re.compile(
     rf"(?P<kind>{'|'.join(KINDS[:-1])})_(?P<api>.+)_(?P<number>[0-9]{{1,18}})"
     r"_(?P<direction>forward|backward)"
@@ -89,6 +91,8 @@ class ApiPlace:
         return ":".join((self.name, *filter(None, marks)))
 
 
+# The same calls come again in every iteration, and in the dump that one is compared with.
+@lru_cache(maxsize=_REMEMBERED)
 def call_of(name: str) -> ApiCall | None:
     """Return the call that has a name, `NN_Conv2d_0_forward`; None when it is none of these."""
     found = _CALL.fullmatch(name)

@@ -31,6 +31,8 @@ class LongNames:
 
     def full(self, name: str) -> str:
         """Return the full name of a file, or the name itself where it is no long one's."""
+        if not self._names:
+            return name
         # A file that was packed later has a row under the name it had before.
         plain = name.removesuffix(PACKED)
         return self._names.get(name) or (

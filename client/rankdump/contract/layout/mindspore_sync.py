@@ -108,15 +108,16 @@ def file_of(name: str) -> FileName | None:
     fields = _FIELDS.fullmatch(name)
     if fields is None:
         return None
+    op_type, op_name, task, stream, stamp, side, slot, laid, element = fields.groups("")
     return FileName(
         kind=FileKind.TENSOR,
-        op_type=fields["op_type"],
-        op_name=fields["op_name"],
-        task=int(fields["task"]),
-        stream=int(fields["stream"]),
-        timestamp_us=int(fields["stamp"]),
-        side=Side(fields["side"]),
-        slot=int(fields["slot"]),
-        tensor_format=fields["format"],
-        element=fields["element"] or "",
+        op_type=op_type,
+        op_name=op_name,
+        task=int(task),
+        stream=int(stream),
+        timestamp_us=int(stamp),
+        side=Side.INPUT if side == "input" else Side.OUTPUT,
+        slot=int(slot),
+        tensor_format=laid,
+        element=element,
     )

@@ -1,7 +1,7 @@
 """How far two tensors are apart: all measures of a pair in few passes over blocks. Pure.
 
-A block of either side becomes float64 and stays in a core's cache until it is done with, so memory
-is that of the two tensors, whatever their size and type.
+A block of either side stays in a core's cache until it is done with, so beside the two tensors
+there are a few blocks in memory, whatever their size and type.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import numpy.typing as npt
 from rankdump.diff.measures.kernel import Kernel
 from rankdump.diff.measures.msaccucmp import msaccucmp
 from rankdump.diff.measures.narrow import half_unit, terms_of
-from rankdump.diff.measures.operands import Operands, flat
+from rankdump.diff.measures.operands import Elements, Held, Operands, flat, same_bytes
 from rankdump.diff.measures.room import BLOCK, Room, lent
 from rankdump.diff.values import Measures, Tolerances
 
-__all__ = ["Measured", "measure", "msaccucmp", "terms_of"]
+__all__ = ["Elements", "Measured", "measure", "msaccucmp", "terms_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +38,14 @@ class Measured:
 
 
 def measure(
-    a: npt.NDArray[Any],
-    b: npt.NDArray[Any],
+    a: npt.NDArray[Any] | Elements,
+    b: npt.NDArray[Any] | Elements,
     tolerances: Tolerances,
     *,
     dtype_a: str = "",
     dtype_b: str = "",
 ) -> Measured:
-    """Return the measures of two arrays of as many elements each; b is the reference.
+    """Return the measures of two tensors of as many elements each; b is the reference.
 
     The names of types are those of the framework, where files hold wider ones. Complex elements
     count as two numbers each, their parts.
@@ -54,7 +54,7 @@ def measure(
     terms = terms_of(dtype_a, dtype_b)
     # The side that has the type already is left as it is.
     to_a, to_b = ("" if held == terms else terms for held in (dtype_a, dtype_b))
-    pair = Operands(flat(a), flat(b), to_a, to_b)
+    pair = Operands(_elements(a), _elements(b), to_a, to_b)
     rtol = max(tolerances.rtol, half_unit(terms))
     with lent() as room, np.errstate(all="ignore"):
         kernel = Kernel(room, rtol=rtol, atol=tolerances.atol)
@@ -70,19 +70,29 @@ def measure(
     )
 
 
+def _elements(given: npt.NDArray[Any] | Elements) -> Elements:
+    return Held(flat(given)) if isinstance(given, np.ndarray) else given
+
+
 def _add_blocks(pair: Operands, kernel: Kernel, room: Room) -> bool:
     """Add all blocks to the sums; return whether each had the same bytes on both sides."""
     size, step = pair.a.size, BLOCK // pair.width
+    kinds = (np.float32, np.float64) if pair.narrow and kernel.narrow else (np.float64,)
     same = pair.raw
     for at in range(0, size, step):
         count = min(step, size - at)
-        x, y, d, _, _ = room.buffers(count * pair.width)
-        pair.read_a(at, x)
-        if pair.same_bytes(at, count):
-            kernel.add_same(at * pair.width, x)
-        else:
-            same = False
-            pair.read_b(at, y)
-            pair.subtract(at, x, y, d)
-            kernel.add(at * pair.width, x, y, d)
+        a, b = pair.a.part(at, count, room.file_a), pair.b.part(at, count, room.file_b)
+        alike = pair.raw and same_bytes(a, b)
+        same = same and alike
+        for kind in kinds:
+            buffers = room.buffers(count * pair.width, kind)
+            x = pair.numbers_a(a, buffers.x)
+            if alike:
+                added = kernel.add_same(at * pair.width, x)
+            else:
+                y = pair.numbers_b(b, buffers.y)
+                pair.subtract(a, b, x, y, buffers.d)
+                added = kernel.add(at * pair.width, x, y, buffers)
+            if added:
+                break
     return same

@@ -4,44 +4,87 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from rankdump.diff.measures.narrow import Floats
+
+Numbers: TypeAlias = "npt.NDArray[np.float64] | npt.NDArray[np.float32]"
+"""A block in the type that it is worked on in."""
 
 BLOCK = 1 << 17
 """Numbers worked on at a time.
 
-Of fewer, calling numpy takes as long as its work; of more, five buffers leave the cache.
+Of fewer, calling numpy takes as long as its work; of more, the buffers leave the cache.
 """
-_ROW = 1 << 13
-"""Numbers in one product: of more, libraries for linear algebra start threads of their own."""
+_ROW = 1 << 9
+"""Numbers in one product of a row: what float32 adds up before float64 does.
+
+Of more than 8192, libraries for linear algebra start threads of their own.
+"""
 _LINE_BYTES = 64
-_ROOMS = 5
+_ROOMS = 11
+_ONES = {np.dtype(kind): np.ones((1, _ROW, 1), kind) for kind in (np.float32, np.float64)}
+
+
+@dataclass(frozen=True, slots=True)
+class Buffers:
+    """What one block is worked on in."""
+
+    x: npt.NDArray[Any]
+    y: npt.NDArray[Any]
+    d: npt.NDArray[Any]
+    size: npt.NDArray[Any]
+    free: npt.NDArray[Any]
 
 
 class Room:
-    """Five buffers of a block each, which begin where lines of the cache do."""
+    """Buffers of a block each, which begin where lines of the cache do."""
 
     def __init__(self) -> None:
         memory = np.empty(_ROOMS * BLOCK + _LINE_BYTES // 8)
         first = -memory.ctypes.data % _LINE_BYTES // 8
-        self._buffers = memory[first : first + _ROOMS * BLOCK].reshape(_ROOMS, BLOCK)
+        rows = memory[first : first + _ROOMS * BLOCK].reshape(_ROOMS, BLOCK)
+        self._rows = rows
+        self.file_a, self.file_b = (memoryview(rows[at]).cast("B") for at in (5, 6))
+        """For bytes of files."""
         self.marks = np.empty(BLOCK, dtype=np.bool_)
 
-    def buffers(self, count: int) -> tuple[Floats, Floats, Floats, Floats, Floats]:
-        """Return the buffers, as long as that."""
-        x, y, d, t, u = (each[:count] for each in self._buffers)
-        return x, y, d, t, u
+    def buffers(self, count: int, kind: type[np.float32 | np.float64]) -> Buffers:
+        """Return buffers of as many numbers, in float32 or float64."""
+        return Buffers(*(row.view(kind)[:count] for row in self._rows[:5]))
+
+    def wide(self, count: int) -> list[Floats]:
+        """Return four more, in float64."""
+        return [row[:count] for row in self._rows[7:]]
 
 
-def product(left: Floats, right: Floats) -> float:
-    """Return the scalar product of two blocks."""
+def product(left: Numbers, right: Numbers) -> float:
+    """Return the scalar product of two blocks.
+
+    Of float32 numbers a relative error of at most 2**-15 of the sum of the terms' sizes: rows of
+    2**9 are added up in any order, each addition off by 2**-24, and the rows in float64. Mostly it
+    is less than 2**-22.
+    """
     whole = left.size - left.size % _ROW
+    rest = float(left[whole:].dot(right[whole:]))
     if not whole:
-        return float(left.dot(right))
+        return rest
     rows = np.matmul(left[:whole].reshape(-1, 1, _ROW), right[:whole].reshape(-1, _ROW, 1))
-    return float(rows.sum()) + float(left[whole:].dot(right[whole:]))
+    return float(rows.sum(dtype=np.float64)) + rest
+
+
+def total(values: Numbers) -> float:
+    """Return the sum of a block, as exact as a product; three times as fast as numpy's own."""
+    whole = values.size - values.size % _ROW
+    rest = float(values[whole:].sum(dtype=np.float64))
+    if not whole:
+        return rest
+    rows = np.matmul(values[:whole].reshape(-1, 1, _ROW), _ONES[values.dtype])
+    return float(rows.sum(dtype=np.float64)) + rest
 
 
 _IDLE: list[Room] = []

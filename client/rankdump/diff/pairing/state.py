@@ -50,9 +50,11 @@ class Pairing:
 
     def segments(self) -> Iterator[Segment]:
         """Yield what is left between calls that are paired in the same order on both sides."""
+        left_a, left_b = self.left_a, self.left_b
+        if not (left_a and left_b):
+            return
         anchors = [*_rising(sorted((a, b) for a, (b, _) in self.partner.items()))]
         edges = [*anchors, (len(self.a.calls), len(self.b.calls))]
-        left_a, left_b = self.left_a, self.left_b
         at_a = at_b = 0
         for edge_a, edge_b in edges:
             next_a = _until(left_a, at_a, edge_a)
