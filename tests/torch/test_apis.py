@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
 from rankdump.adapters.torch.apis import ApiHook, ApiOptions
+from rankdump.adapters.torch.apis.gradients import REPEATED
 from rankdump.contract.layout.api_name import ApiCall, place_of, tensor_name
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "troubleshooter" / "1.0.17-all" / "rank0"
@@ -278,6 +279,18 @@ def test_nested_results_and_keywords_of_modules(recorder) -> None:
     assert places == ["input.0", "output.0", "output.1.0", "output.1.1"]
     added = [t.argument for t in recorder.taken if t.op_type == "Torch_add"]
     assert added == ["input.0:=input", "input.1:=other", "output"]
+
+
+def test_a_backward_that_runs_again_is_said_once(recorder) -> None:
+    x = torch.ones(2, requires_grad=True)
+    hook = ApiHook(nn.Sequential(), recorder, 0, ApiOptions(retain_backward=True))
+    hook.iteration_begins(0, armed=True)
+    y = (x * 2).sum()
+    for retain in (True, True, False):
+        y.backward(retain_graph=retain)
+    hook.detach()
+    assert recorder.names.count("Tensor___mul___0_backward") == 3
+    assert recorder.warnings == [REPEATED]
 
 
 def test_filter_data(recorder) -> None:

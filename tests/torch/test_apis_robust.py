@@ -394,3 +394,14 @@ def test_wrappers_of_distributed_training(recorder, alone, wrap) -> None:
     forward = {f"{stem}_{number}_forward" for stem in stems for number in (0, 1)}
     assert {name for name in calls if name.endswith("forward")} == forward
     assert "LAYER_first_forward" in recorder.names
+
+
+def test_a_wrapper_that_comes_later(recorder, alone) -> None:
+    """Its collectives are seen from the first call of the model in it on."""
+    model = Net()
+    with watched(recorder, model):
+        wrapped = DistributedDataParallel(model)
+        for _ in range(2):
+            wrapped(torch.ones(2, 4)).sum().backward()
+    collectives = [event.collective for event in recorder.events if event.collective]
+    assert [each.kind.name for each in collectives].count("ALL_REDUCE") == 2

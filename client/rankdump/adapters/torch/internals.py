@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
+from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext
 
@@ -200,6 +201,11 @@ def set_compiled_call(module: Module, call: Callable[..., Any] | None) -> None:
 def pre_hooks_of(module: Module) -> dict[int, Callable[..., Any]]:
     """Return what stands before every call of a module, by torch's own keys."""
     return getattr(module, "_forward_pre_hooks", {})
+
+
+def running_ddp() -> Module | None:
+    """Return the innermost DistributedDataParallel whose forward runs now; None where none does."""
+    return getattr(DistributedDataParallel, "_active_ddp_module", None)
 
 
 def next_node() -> int:

@@ -14,6 +14,7 @@ import gc
 from collections.abc import Iterator
 from functools import wraps
 from typing import Any, Protocol
+from weakref import ref
 
 import torch
 from torch.nn import Module
@@ -47,6 +48,10 @@ class StepWatch:
         self._listener = listener
         self._calls = 0
         self._found = False
+        self._judged: dict[int, tuple[ref[Optimizer], bool]] = {}
+        """Whether the steps of an optimizer count, by its identity."""
+        self._owned = False
+        """The model's own optimizer was seen."""
         self._outermost = Outermost(self._called)
         self._outermost.watch(model)
         self._handle = register_optimizer_step_post_hook(self._stepped)
@@ -76,10 +81,27 @@ class StepWatch:
         self._scaled(optimizer)
 
     def _scaled(self, optimizer: Optimizer) -> None:
-        own = {id(parameter) for parameter in self._model.parameters()}
-        if _shares(optimizer, own) or not any(_shares(each, own) for each in _optimizers()):
+        known, counts = self._judged.get(id(optimizer), (None, False))
+        if known is None or known() is not optimizer:
+            counts = self._counts(optimizer)
+        if counts:
             self._found = True
             self._listener.stepped()
+
+    def _counts(self, optimizer: Optimizer) -> bool:
+        """Find out whether steps of an optimizer count: it takes a look at all objects there are.
+
+        They count until the model's own optimizer comes; from then on only that one's do.
+        """
+        own = {id(parameter) for parameter in self._model.parameters()}
+        shares = _shares(optimizer, own)
+        if shares and not self._owned:
+            self._owned = True
+            self._judged.clear()
+        counts = shares or not any(_shares(each, own) for each in _optimizers())
+        alive = {at: each for at, each in self._judged.items() if each[0]() is not None}
+        self._judged = {**alive, id(optimizer): (ref(optimizer), counts)}
+        return counts
 
 
 class _ScalerSteps:

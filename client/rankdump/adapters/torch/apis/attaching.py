@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from weakref import ref
+
 import torch.distributed as dist
 from torch.nn import Module
 
@@ -14,7 +16,7 @@ from rankdump.adapters.torch.apis.sites import Sites
 from rankdump.adapters.torch.collectives import patch
 from rankdump.adapters.torch.ddp import observe_buckets
 from rankdump.adapters.torch.guard import shielded
-from rankdump.adapters.torch.internals import structure_of
+from rankdump.adapters.torch.internals import running_ddp, structure_of
 from rankdump.adapters.torch.modules import Installation
 from rankdump.adapters.torch.observing import Observer
 from rankdump.values import Recorder
@@ -35,12 +37,13 @@ class ApiHook:
         self._observer = Observer(recorder, graph)
         self._sites = Sites(filtered=options.filter_stack)
         self._records = Records(self._observer, options, self._sites)
-        self._calls = ApiCalls(self._observer, self._sites, self._records)
+        self._calls = ApiCalls(self._observer, self._sites, self._records, self._model_called)
         self._steps = OptimizerSteps(self._calls)
         self._installed: Installation | None = None
         self._structure: list[object] | None = None
         self._iteration = -1
         self._listening = False
+        self._around: ref[Module] | None = None
         if dist.is_available():
             shielded(self._listen, self._observer.failed)
         self._refresh()
@@ -84,6 +87,13 @@ class ApiHook:
         patch.listen(self._observer.recorder, self._observer.graph)
         self._listening = True
         observe_buckets(self._model)
+
+    def _model_called(self) -> None:
+        # A wrapper that was put around the model later is found while it runs.
+        around = running_ddp() if self._listening else None
+        if around is not None and (self._around is None or self._around() is not around):
+            self._around = ref(around)
+            observe_buckets(around)
 
     def _refresh(self) -> None:
         try:

@@ -16,7 +16,7 @@ from typing import Any
 from rankdump.adapters.api_calls import CallNumbers
 from rankdump.adapters.torch.apis.mode import ApiMode
 from rankdump.adapters.torch.apis.modules import Role, role_of
-from rankdump.adapters.torch.apis.names import BACKWARD, Api, Callables, api, operator
+from rankdump.adapters.torch.apis.names import BACKWARD, Api, api, operator
 from rankdump.adapters.torch.apis.recording import Calling, Records
 from rankdump.adapters.torch.apis.sites import Sites, Whose
 from rankdump.adapters.torch.guard import shielded
@@ -64,12 +64,19 @@ class _Thread(threading.local):
 class ApiCalls:
     """The calls of a process: of functions by anybody, of modules within one model."""
 
-    def __init__(self, observer: Observer, sites: Sites, records: Records) -> None:
+    def __init__(
+        self,
+        observer: Observer,
+        sites: Sites,
+        records: Records,
+        model_called: Callable[[], None],
+    ) -> None:
+        """`model_called` is told when a call of the model itself begins."""
+        self._model_called = model_called
         self.mode = ApiMode(self)
         self._observer = observer
         self._sites = sites
         self._records = records
-        self._callables = Callables()
         self._roles: dict[Operator, Role] = {}
         self._numbers = CallNumbers()
         self._thread = _Thread()
@@ -84,6 +91,7 @@ class ApiCalls:
 
     def follow(
         self,
+        found: Api,
         function: Callable[..., Any],
         types: Any,
         args: Sequence[Any],
@@ -91,9 +99,6 @@ class ApiCalls:
         frame: FrameType | None,
     ) -> Any:
         """Make a call of a function, and tell of it if it counts."""
-        found = self._callables.api_of(function)
-        if found is None:
-            return function(*args, **kwargs)
         if found is BACKWARD:
             return self._backward(function, types, args, kwargs)
         calling = self._called(found, args, kwargs, None if frame is None else frame.f_back)
@@ -122,13 +127,15 @@ class ApiCalls:
         role = self._role(operator)
         frame = _Frame(operator, role, handled_now())
         frames.append(frame)
+        if not role.layer:
+            self._model_called()
         if role.hides:
             frame.took_mode = take_mode(self.mode)
         if role.api is not None:
-            call = self._numbered(role.api)
+            number = self._numbers.next(role.api.op_type)
             if self._observer.armed:
                 self._mark(role)
-                frame.calling = Calling(call, call.name)
+                frame.calling = _calling(role.api, number)
                 self._records.begin(frame.calling, args, kwargs, inspect.currentframe())
 
     def leave(self, operator: Operator, result: object) -> None:
@@ -193,13 +200,13 @@ class ApiCalls:
             named = self._named(found, args, frame)
             if named is None:
                 return None
-            call = self._numbered(named)
+            number = self._numbers.next(named.op_type)
             if not self._observer.armed:
                 return None
         except Exception as error:
             self.failed(error)
             return None
-        calling = Calling(call, call.name)
+        calling = _calling(named, number)
         shielded(self._records.begin, self.failed, calling, args, kwargs, frame)
         return calling
 
@@ -228,9 +235,6 @@ class ApiCalls:
         if not has_mode(self.mode):
             put_mode(self.mode)
 
-    def _numbered(self, found: Api) -> ApiCall:
-        return ApiCall(found.kind, found.name, self._numbers.next(found.op_type))
-
     def _raised(self, calling: Calling) -> None:
         self._records.end(calling, None, raised=True)
 
@@ -246,3 +250,8 @@ class ApiCalls:
             thread.frames.clear()
             thread.generation = self._generation
         return thread.frames
+
+
+def _calling(found: Api, number: int) -> Calling:
+    call = ApiCall(found.kind, found.name, number)
+    return Calling(call, call.name)

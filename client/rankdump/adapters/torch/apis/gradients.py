@@ -21,6 +21,12 @@ from rankdump.contract.key import Side
 from rankdump.contract.layout.api_name import ApiCall, place_of
 from rankdump.hook import Leaf
 
+REPEATED = (
+    "a backward ran again over one graph (retain_graph): its gradients have the names that those "
+    "of the first run have; where they differ only the first run's files are kept, and the others "
+    "are counted as dropped"
+)
+
 
 class ApiGradients:
     """Places the hooks of one attached model."""
@@ -61,7 +67,10 @@ class Backward:
         observer = self._observer
         if not observer.armed:
             return
-        if not self._seen or leaf.slot in self._seen:
+        again = leaf.slot in self._seen
+        if again:
+            observer.recorder.warn_once(REPEATED)
+        if again or not self._seen:
             self._seen.clear()
             observer.event(self._name)
         self._seen.add(leaf.slot)

@@ -7,8 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any, Protocol
 
+from torch.compiler import is_dynamo_compiling
 from torch.overrides import TorchFunctionMode
 
+from rankdump.adapters.torch.apis.names import Api, Callables
 from rankdump.adapters.torch.guard import uncompiled
 from rankdump.adapters.torch.internals import take_mode, traced
 
@@ -18,13 +20,14 @@ class Follower(Protocol):
 
     def follow(
         self,
+        found: Api,
         function: Callable[..., Any],
         types: Any,
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         frame: FrameType | None,
     ) -> Any:
-        """Make a call that was asked for above a frame, and return or raise what it does."""
+        """Make a call of an API, asked for above a frame, and return or raise what it does."""
         ...
 
 
@@ -37,6 +40,7 @@ class ApiMode(TorchFunctionMode):
     def __init__(self, follower: Follower) -> None:
         super().__init__()
         self._follower: Follower | None = follower
+        self._callables = Callables()
 
     @uncompiled
     def __torch_function__(
@@ -47,10 +51,18 @@ class ApiMode(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Make a call."""
+        follower = self._follower
         # The compiler goes through this line, and no further.
-        if traced() or self._follower is None:
+        if follower is None or is_dynamo_compiling():
             return func(*args, **(kwargs or {}))
-        return self._follower.follow(func, types, args, kwargs or {}, inspect.currentframe())
+        try:
+            found = self._callables[func]
+        except TypeError:  # one that cannot be hashed is a user's own
+            found = None
+        # Most of what is asked of tensors is no call: it ends here.
+        if found is None or traced():
+            return func(*args, **(kwargs or {}))
+        return follower.follow(found, func, types, args, kwargs or {}, inspect.currentframe())
 
     def retire(self) -> None:
         """Hear nothing any more, in any thread, and leave this one."""

@@ -92,22 +92,17 @@ def operator(method: Api, *, reflected: bool) -> Api:
     return api("Tensor", f"__r{spelt[2:]}" if reflected else spelt)
 
 
-class Callables:
-    """Answers for each callable once."""
+class Callables(dict[Hashable, "Api | None"]):
+    """What each callable is called, found out once; None when it is no call of the API."""
 
     def __init__(self) -> None:
-        self._known: dict[Hashable, Api | None] = {}
+        super().__init__()
         self._functional = _functions()
 
-    def api_of(self, function: Callable[..., Any]) -> Api | None:
-        """Return what a callable is called; None when it is no call of the API."""
-        try:
-            return self._known[function]
-        except KeyError:
-            found = self._known[function] = self._named(function)
-            return found
-        except TypeError:  # one that cannot be hashed is a user's own
-            return None
+    def __missing__(self, function: Callable[..., Any]) -> Api | None:
+        """Return what a callable is called that was not met before."""
+        found = self[function] = self._named(function)
+        return found
 
     def _named(self, function: Callable[..., Any]) -> Api | None:
         if function in _RUNS_AUTOGRAD:
