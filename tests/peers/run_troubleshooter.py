@@ -1,6 +1,7 @@
 """Runs troubleshooter's `api_dump_*`: dumps of small nets made up from a seed, and comparisons.
 
     run_troubleshooter.py MODULE dump JSON       one dump, as `Dump` in test_troubleshooter.py says
+    run_troubleshooter.py MODULE words JSON      one dump of calls with words: the net Wordy
     run_troubleshooter.py MODULE compare JSON    a list of [origin, target, output, parameters]
 
 The module is `troubleshooter`, or `rankdump`, which has the same calls. Runs under the Python of a
@@ -18,6 +19,7 @@ import sys
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 ts = importlib.import_module(sys.argv[1]) if __name__ == "__main__" else None
 WIDTH = 8
@@ -52,7 +54,26 @@ class Net(nn.Module):
     def forward(self, x):
         for number, step in enumerate(self.steps):
             x = STEPS[step](self, x, number)
-        return functional.log_softmax(self.last(x), dim=-1)
+        return self.last(x)
+
+
+class Wordy(nn.Module):
+    """Gives arguments by keyword, returns a mapping, and runs a part of itself again."""
+
+    class Named(nn.Linear):
+        def forward(self, x):
+            y = functional.linear(x, weight=self.weight, bias=self.bias)
+            return {"y": y, "parts": (y * 2, [y * 3, y * 4])}
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.named = nn.Linear(WIDTH, WIDTH), self.Named(WIDTH, WIDTH)
+
+    def forward(self, x):
+        x = checkpoint(lambda x: self.first(x).tanh(), x, use_reentrant=False)
+        found = self.named(x)
+        x = torch.add(input=found["y"], other=found["parts"][1][0], alpha=2)
+        return torch.cat(tensors=[x, found["parts"][0]], dim=1)
 
 
 def steps_of(seed, changed):
@@ -74,6 +95,16 @@ def dump(out, seed, changed, noise, iterations, start, backward):
     net = Net(steps_of(seed, changed))
     with torch.no_grad():
         net.linears[1].weight.add_(noise)
+    trained(net, out, iterations, start, backward)
+
+
+def words(out, start):
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    trained(Wordy(), out, 2, start, True)
+
+
+def trained(net, out, iterations, start, backward):
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     ts.migrator.api_dump_init(net, output_path=out, retain_backward=backward)
     ts.migrator.api_dump_start(**start)
@@ -82,7 +113,7 @@ def dump(out, seed, changed, noise, iterations, start, backward):
         x = torch.randn(6, WIDTH, generator=data)
         target = torch.randint(0, 4, (6,), generator=data)
         optimizer.zero_grad()
-        functional.nll_loss(net(x), target).backward()
+        functional.nll_loss(functional.log_softmax(net(x), dim=-1), target).backward()
         optimizer.step()
     ts.migrator.api_dump_stop()
 
@@ -94,4 +125,5 @@ def compare(pairs):
 
 if __name__ == "__main__":
     told = json.loads(sys.argv[3])
-    dump(**told) if sys.argv[2] == "dump" else compare(told)
+    verb = {"dump": dump, "words": words}.get(sys.argv[2])
+    compare(told) if verb is None else verb(**told)

@@ -150,3 +150,25 @@ def test_our_dump_of_the_same_program_is_the_same_to_the_tool(kind, tmp_path):
                 assert {row[-1] for row in rows} <= {"0.00000, 0.00000, 0.00000"}, name
             else:
                 assert {(row[4], row[7]) for row in rows} == {("True", "0.00000, 0.00000")}, name
+
+
+@pytest.mark.parametrize("start", [{}, {"dump_type": "statistics", "filter_data": False}])
+def test_words_and_recomputed_calls_are_read_by_the_tool(start, tmp_path):
+    """Its reader wants numbers for places, and no more than two."""
+    dumps = [tmp_path / name for name in ("a", "b")]
+    for dump in dumps:
+        run("words", {"out": str(dump), "start": start}, "rankdump")
+    info = (dumps[0] / "rank0" / "torch_api_dump_info.pkl").read_text().splitlines()
+    lines = {line[0]: line for line in map(json.loads, info)}
+    places = ["output.0", "output.1.0", "output.1.1", "output.1.2"]
+    assert {f"NN_Linear_1_forward_{place}" for place in places} <= set(lines)
+    assert {f"Torch_add_0_forward_input.{n}" for n in (0, 1)} <= set(lines)
+    assert ("Torch_add_0_forward_input.2" in lines) == (start != {})
+    again = [name for name, line in lines.items() if line[2] == ["recompute"]]
+    assert {name.partition("_forward_")[0] for name in again} >= {"NN_Linear_2", "Tensor_tanh_1"}
+    # Ours knows the steps and what is recomputed, and finds other rows; here theirs have to be.
+    (theirs, _) = compared(tmp_path, [(dumps[0], dumps[1], {})])[0]
+    tables = [path.read_text().splitlines()[1:] for path in theirs.glob("*_compare_*")]
+    rows = [row for table in tables for row in csv.reader(table) if row]
+    assert {row[0] for row in rows} >= {f"NN_Linear_1_forward_{place}" for place in places}
+    assert all(row[0] == row[1] for row in rows)

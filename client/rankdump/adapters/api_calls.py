@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple, cast
+from typing import NamedTuple, Protocol, cast
 
 import numpy as np
 
@@ -47,6 +47,21 @@ class ApiOptions:
     """A LAYER mark only the first time its module is called: its file would be the same."""
     scope: Callable[[ApiCall], bool] = everything
     """Asked once for each forward call; its backward follows the answer."""
+
+
+class StepListener(Protocol):
+    """Hears of what steps are told by; from any thread, and before anything of it is observed."""
+
+    def called(self, manner: str, *, trains: bool) -> None:
+        """Hear that the model is called, not inside another of its calls, nor to recompute.
+
+        `manner` is the same for calls of one kind; `trains` when gradients can come of it.
+        """
+        ...
+
+    def stepped(self) -> None:
+        """Hear that an optimizer of the model is done with its step, or was made to skip it."""
+        ...
 
 
 class CallNumbers:

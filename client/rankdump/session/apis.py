@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Protocol
 
-from rankdump.adapters.api_calls import ApiOptions
+from rankdump.adapters.api_calls import ApiOptions, StepListener
 from rankdump.session.frameworks import is_mindspore_cell, is_torch_module
 from rankdump.values import IterationHook, Recorder
 
@@ -18,21 +18,6 @@ class ApiHook(IterationHook, Protocol):
 
     def record_with(self, recorder: Recorder, options: ApiOptions) -> None:
         """Hand over to this recorder from now on, as these options say; numbers go on."""
-        ...
-
-
-class StepListener(Protocol):
-    """Hears of what steps are told by; from any thread, and before anything of it is observed."""
-
-    def called(self, manner: str, *, trains: bool) -> None:
-        """Hear that the model is called, not inside another of its calls, nor to recompute.
-
-        `manner` is the same for calls of one kind; `trains` when gradients can come of it.
-        """
-        ...
-
-    def stepped(self) -> None:
-        """Hear that an optimizer of the model is done with its step, or was made to skip it."""
         ...
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from rankdump.adapters.api_calls import ApiOptions
+from rankdump.adapters.api_calls import ApiOptions, StepListener
 from rankdump.adapters.mindspore.apis import ApiHook
 from rankdump.adapters.mindspore.framework import (
     cells_of,
@@ -24,18 +24,6 @@ logger = logging.getLogger("rankdump")
 NAME = "mindspore"
 _LOOKS = 64
 """Calls of a model without an optimizer's step after which none is looked for any more."""
-
-
-class StepListener(Protocol):
-    """Hears of calls and steps."""
-
-    def called(self, manner: str, *, trains: bool) -> None:
-        """Hear that the model is called."""
-        ...
-
-    def stepped(self) -> None:
-        """Hear that an optimizer of the model is done with its step."""
-        ...
 
 
 class StepWatch:

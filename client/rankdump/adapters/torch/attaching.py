@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import torch.distributed as dist
 from torch.nn import Module
 
 from rankdump.adapters.torch.calls import Calls
-from rankdump.adapters.torch.collectives import patch
-from rankdump.adapters.torch.ddp import observe_buckets
 from rankdump.adapters.torch.describing import Describer
 from rankdump.adapters.torch.gradients import Gradients
 from rankdump.adapters.torch.guard import shielded
 from rankdump.adapters.torch.internals import structure_of
+from rankdump.adapters.torch.listening import Listening
 from rankdump.adapters.torch.marks import Marking
 from rankdump.adapters.torch.modules import Installation
 from rankdump.adapters.torch.numbering import Numbering
@@ -43,9 +41,7 @@ class TorchHook:
         self._installed: Installation | None = None
         self._structure: list[object] | None = None
         self._iteration = -1
-        self._listening = False
-        if dist.is_available():
-            shielded(self._listen, self._observer.failed)
+        self._listening = Listening(model, self._observer)
 
     def iteration_begins(self, iteration: int, armed: bool) -> None:
         """Install the hooks for an armed iteration, remove them for any other.
@@ -56,8 +52,7 @@ class TorchHook:
             self._iteration = iteration
             self._numbering.restart()
             self._parameters.restart()
-        if self._listening:
-            shielded(patch.refresh, self._observer.failed)
+        self._listening.refresh()
         shielded(self._arm if armed else self._disarm, self._observer.failed)
 
     def iteration_ends(self, iteration: int, armed: bool) -> None:
@@ -74,15 +69,7 @@ class TorchHook:
         """Leave the model as it was before."""
         shielded(self._disarm, self._observer.failed)
         self._numbering.restart()
-        if self._listening:
-            self._listening = False
-            patch.forget(self._observer.recorder, self._observer.graph)
-
-    def _listen(self) -> None:
-        # On every rank alike, armed or not: all must count the same collectives.
-        patch.listen(self._observer.recorder, self._observer.graph)
-        self._listening = True
-        observe_buckets(self._model)
+        self._listening.stop()
 
     def _arm(self) -> None:
         self._calls.restart()

@@ -39,7 +39,7 @@ class Gradients:
     def __init__(self, observer: Observer, describer: Describer) -> None:
         self._observer = observer
         self._describer = describer
-        self._on_leaves: list[RemovableHandle] = []
+        self._hooks = TensorHooks()
 
     def watch(self, call: Call, side: Side, leaves: Iterable[Leaf], *, again: bool) -> None:
         """Wait for the gradients of what a call read or wrote.
@@ -60,17 +60,12 @@ class Gradients:
                 continue
             if not again:
                 call.watched.add(place)
-            register = cast("Callable[[object], RemovableHandle]", tensor.register_hook)
-            handle = register(_Arrival(self, call, side, leaf))
+            self._hooks.place(tensor, _Arrival(self, call, side, leaf))
             call.arrivals.expect(side, leaf.slot, id(tensor))
-            if tensor.is_leaf:
-                self._on_leaves.append(handle)
 
     def release(self) -> None:
         """Remove the hooks from tensors that may outlive the iteration."""
-        handles, self._on_leaves = self._on_leaves, []
-        for handle in handles:
-            handle.remove()
+        self._hooks.release()
 
     def take(self, call: Call, side: Side, leaf: Leaf) -> None:
         """Hand over a gradient that has arrived, on that side of the forward."""
@@ -107,6 +102,25 @@ class _Arrival:
         if not traced():
             leaf = Leaf(self._slot, self._argument, gradient)
             shielded(self._gradients.take, self._gradients.failed, self._call, self._side, leaf)
+
+
+class TensorHooks:
+    """The hooks on tensors of one model: those of leaves stay in place for later backwards."""
+
+    def __init__(self) -> None:
+        self._on_leaves: list[RemovableHandle] = []
+
+    def place(self, tensor: Tensor, hook: Callable[[Tensor], None]) -> None:
+        """Have a hook given each gradient of a tensor."""
+        handle = cast("Callable[[object], RemovableHandle]", tensor.register_hook)(hook)
+        if tensor.is_leaf:
+            self._on_leaves.append(handle)
+
+    def release(self) -> None:
+        """Remove those that may outlive the iteration."""
+        handles, self._on_leaves = self._on_leaves, []
+        for handle in handles:
+            handle.remove()
 
 
 def hookable(tensor: Tensor) -> bool:

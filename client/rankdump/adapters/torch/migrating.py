@@ -11,10 +11,10 @@ from pathlib import Path
 import torch
 from torch.nn import Module
 
-from rankdump.adapters.api_calls import ApiOptions
+from rankdump.adapters.api_calls import ApiOptions, StepListener
 from rankdump.adapters.torch.apis import ApiHook
 from rankdump.adapters.torch.dropping import without_dropout
-from rankdump.adapters.torch.optimizing import Listener, StepWatch
+from rankdump.adapters.torch.optimizing import StepWatch
 from rankdump.values import Recorder
 
 __all__ = ["NAME", "api_hook", "save_state", "watch_steps", "without_dropout"]
@@ -40,6 +40,6 @@ def save_state(model: Module, folder: Path) -> None:
         hidden.unlink(missing_ok=True)
 
 
-def watch_steps(model: Module, listener: Listener) -> StepWatch:
+def watch_steps(model: Module, listener: StepListener) -> StepWatch:
     """Tell a listener of the model's calls and of its optimizers."""
     return StepWatch(model, listener)

@@ -2,41 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 
 from torch import Tensor
 
+from rankdump.adapters.observing import HOOK_FAILED, ModelObserver
 from rankdump.adapters.torch.tensors import source_of
 from rankdump.contract.key import Side
 from rankdump.hook import PARAMETER, Leaf
-from rankdump.values import Observation, Recorder
-
-logger = logging.getLogger(__name__)
-
-HOOK_FAILED = "hook_failed"
-"""Reason of a tensor lost through an error of our own."""
+from rankdump.values import Observation
 
 
-class Observer:
+class Observer(ModelObserver):
     """What the parts of the adapter share: the recorder, and the number of the graph."""
-
-    def __init__(self, recorder: Recorder, graph: int) -> None:
-        self.recorder = recorder
-        self.graph = graph
-
-    @property
-    def armed(self) -> bool:
-        """Whether this process records the running iteration; never in a forked worker."""
-        return self.recorder.armed
-
-    def wants(self, op_name: str, side: Side) -> bool:
-        """Return whether tensors of that operator and side are kept in this iteration."""
-        return self.recorder.wants(self.graph, op_name, side)
-
-    def settled(self, op_name: str, *, raised: bool = False) -> None:
-        """Say that one call of an operator is over."""
-        self.recorder.settled(self.graph, op_name, raised=raised)
 
     def tensors(self, op_type: str, op_name: str, side: Side, leaves: Iterable[Leaf]) -> None:
         """Hand over the tensors among the leaves of one side of an operator."""
@@ -53,15 +31,6 @@ class Observer:
     def gradient(self, name: str, tensor: Tensor) -> None:
         """Hand over the gradient of a parameter: an operator by itself, which wrote it."""
         self._lone(name, Leaf(0, "grad", tensor), tensor)
-
-    def event(self, name: str) -> None:
-        """Record an event without duration."""
-        self.recorder.finished(self.recorder.started(graph=self.graph, name=name))
-
-    def failed(self, error: Exception) -> None:
-        """Report that a hook could not do its work."""
-        logger.debug("hook failed", exc_info=error)
-        self.recorder.warn_once(f"a hook failed: {type(error).__name__}: {error}")
 
     def _lone(
         self,

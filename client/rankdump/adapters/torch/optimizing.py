@@ -13,7 +13,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from functools import wraps
-from typing import Any, Protocol
+from typing import Any
 from weakref import ref
 
 import torch
@@ -21,6 +21,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from rankdump.adapters.api_calls import StepListener
 from rankdump.adapters.torch.internals import backward_step
 from rankdump.adapters.torch.outermost import Outermost
 
@@ -28,22 +29,10 @@ _FORGETS_AFTER = 64
 """Calls of a model without an optimizer's step after which none is looked for any more."""
 
 
-class Listener(Protocol):
-    """Hears of calls and steps."""
-
-    def called(self, manner: str, *, trains: bool) -> None:
-        """Hear that the model is called."""
-        ...
-
-    def stepped(self) -> None:
-        """Hear that an optimizer of the model is done with its step."""
-        ...
-
-
 class StepWatch:
     """Tells a listener of one model, until it is removed."""
 
-    def __init__(self, model: Module, listener: Listener) -> None:
+    def __init__(self, model: Module, listener: StepListener) -> None:
         self._model = model
         self._listener = listener
         self._calls = 0

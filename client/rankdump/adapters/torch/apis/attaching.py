@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from weakref import ref
-
-import torch.distributed as dist
 from torch.nn import Module
 
 from rankdump.adapters.api_calls import ApiOptions
@@ -13,10 +10,9 @@ from rankdump.adapters.torch.apis.modules import observable
 from rankdump.adapters.torch.apis.optimizers import OptimizerSteps
 from rankdump.adapters.torch.apis.recording import Records
 from rankdump.adapters.torch.apis.sites import Sites
-from rankdump.adapters.torch.collectives import patch
-from rankdump.adapters.torch.ddp import observe_buckets
 from rankdump.adapters.torch.guard import shielded
-from rankdump.adapters.torch.internals import running_ddp, structure_of
+from rankdump.adapters.torch.internals import structure_of
+from rankdump.adapters.torch.listening import Listening
 from rankdump.adapters.torch.modules import Installation
 from rankdump.adapters.torch.observing import Observer
 from rankdump.values import Recorder
@@ -37,23 +33,19 @@ class ApiHook:
         self._observer = Observer(recorder, graph)
         self._sites = Sites(filtered=options.filter_stack)
         self._records = Records(self._observer, options, self._sites)
-        self._calls = ApiCalls(self._observer, self._sites, self._records, self._model_called)
+        self._listening = Listening(model, self._observer)
+        self._calls = ApiCalls(
+            self._observer, self._sites, self._records, self._listening.model_called
+        )
         self._steps = OptimizerSteps(self._calls)
         self._installed: Installation | None = None
         self._structure: list[object] | None = None
         self._iteration = -1
-        self._listening = False
-        self._around: ref[Module] | None = None
-        if dist.is_available():
-            shielded(self._listen, self._observer.failed)
         self._refresh()
 
     def record_with(self, recorder: Recorder, options: ApiOptions) -> None:
         """Hand over to this recorder from now on, as these options say; numbers go on."""
-        if self._listening:
-            patch.forget(self._observer.recorder, self._observer.graph)
-            patch.listen(recorder, self._observer.graph)
-        self._observer.recorder = recorder
+        self._listening.record_with(recorder)
         self._sites.refilter(options.filter_stack)
         self._records.follow(options)
 
@@ -62,8 +54,7 @@ class ApiHook:
         if iteration != self._iteration:
             self._iteration = iteration
             self._records.restart()
-        if self._listening:
-            shielded(patch.refresh, self._observer.failed)
+        self._listening.refresh()
         self._refresh()
 
     def iteration_ends(self, iteration: int, armed: bool) -> None:
@@ -78,22 +69,7 @@ class ApiHook:
         self._records.restart()
         self._records.release()
         self._sites.forget()
-        if self._listening:
-            self._listening = False
-            patch.forget(self._observer.recorder, self._observer.graph)
-
-    def _listen(self) -> None:
-        # On every rank alike, armed or not: all must count the same collectives.
-        patch.listen(self._observer.recorder, self._observer.graph)
-        self._listening = True
-        observe_buckets(self._model)
-
-    def _model_called(self) -> None:
-        # A wrapper that was put around the model later is found while it runs.
-        around = running_ddp() if self._listening else None
-        if around is not None and (self._around is None or self._around() is not around):
-            self._around = ref(around)
-            observe_buckets(around)
+        self._listening.stop()
 
     def _refresh(self) -> None:
         try:

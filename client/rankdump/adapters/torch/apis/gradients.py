@@ -5,15 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import lru_cache
-from typing import cast
 
 from torch import Tensor
-from torch.utils.hooks import RemovableHandle
 
 from rankdump.adapters.api_calls import argument_of
-from rankdump.adapters.torch.gradients import hookable
+from rankdump.adapters.torch.gradients import TensorHooks, hookable
 from rankdump.adapters.torch.guard import shielded, uncompiled
 from rankdump.adapters.torch.internals import traced
 from rankdump.adapters.torch.observing import Observer
@@ -33,7 +31,7 @@ class ApiGradients:
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
-        self._on_leaves: list[RemovableHandle] = []
+        self._hooks = TensorHooks()
 
     def watch(self, call: ApiCall, written: Iterable[Leaf]) -> None:
         """Wait for the gradients of what a forward call returned: tensors with their places."""
@@ -41,16 +39,11 @@ class ApiGradients:
         for leaf in written:
             tensor = leaf.value
             if isinstance(tensor, Tensor) and hookable(tensor):
-                register = cast("Callable[[object], RemovableHandle]", tensor.register_hook)
-                handle = register(_Arrival(backward, leaf.slot, leaf.argument))
-                if tensor.is_leaf:
-                    self._on_leaves.append(handle)
+                self._hooks.place(tensor, _Arrival(backward, leaf.slot, leaf.argument))
 
     def release(self) -> None:
         """Remove the hooks from tensors that may outlive the iteration."""
-        handles, self._on_leaves = self._on_leaves, []
-        for handle in handles:
-            handle.remove()
+        self._hooks.release()
 
 
 class Backward:
