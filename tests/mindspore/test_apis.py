@@ -66,6 +66,11 @@ def test_stacks_are_the_users_lines_innermost_first(apis: Told) -> None:
     assert not any("site-packages/mindspore" in line for line in stack)
 
 
+def test_the_stack_of_a_mark_has_the_path_with_dots(apis: Told) -> None:
+    stacks = apis("names")["stacks"]
+    assert stacks["LAYER_block.fc_forward"][:2] == stacks["NN_Dense_1_forward"][:2]
+
+
 def test_gradients_come_in_the_order_of_the_backward(apis: Told) -> None:
     names = [name for name in apis("gradients")["tensors"] if "_backward_" in name]
     assert names == [
@@ -133,6 +138,11 @@ def test_an_input_has_its_value_from_before_the_call(apis: Told) -> None:
 def test_bfloat16_is_recorded_as_it_is(apis: Told) -> None:
     first = apis("bfloat16")["taken"][0]
     assert (first["dtype"], first["values"]) == ("bfloat16", [1.0, 1.25, 1.5, 1.75])
+
+
+def test_float8_is_recorded_as_it_is(apis: Told) -> None:
+    first = apis("float8")["taken"][0]
+    assert (first["dtype"], first["values"]) == ("float8_e4m3fn", [1.0, 1.25, 1.5, 1.75])
 
 
 def test_training_is_the_same_to_the_last_bit(apis: Told) -> None:

@@ -21,9 +21,10 @@ class ArraySource:
     times raise UnsupportedError: no npy file holds them without code that runs on loading.
     """
 
-    def __init__(self, array: npt.ArrayLike) -> None:
+    def __init__(self, array: npt.ArrayLike, dtype: str = "") -> None:
+        """`dtype` names the elements where the array's own type does not: float8 as `uint8`."""
         self._array: npt.NDArray[Any] = np.asarray(array)
-        self._type, self._little = _types(self._array.dtype)
+        self._type, self._little = _types(self._array.dtype, dtype)
 
     @property
     def dtype(self) -> str:
@@ -72,14 +73,13 @@ class ArraySource:
 
     def head(self, count: int) -> ArraySource:
         """Return a copy of the first elements in C order, as an array of one dimension."""
-        return ArraySource(cast("npt.NDArray[Any]", self._array.flat[:count]))
+        return ArraySource(cast("npt.NDArray[Any]", self._array.flat[:count]), self.dtype)
 
     def finite(self) -> bool:
         """Return whether no element is NaN or infinite."""
-        if self._array.dtype.kind in "biu":
-            return True
         if not self._type.widened:
-            return bool(np.isfinite(self._array).all())
+            integers = self._array.dtype.kind in "biu"
+            return integers or bool(np.isfinite(self._array).all())
         data = memoryview(bytearray(self.byte_count))
         self.copy_into(data)
         wide = np.frombuffer(as_stored(self.dtype, data), self._type.descr)
@@ -104,10 +104,10 @@ class ArraySource:
 
 # Few types occur in a job, but anything may be one.
 @lru_cache(maxsize=256)
-def _types(kind: np.dtype[Any]) -> tuple[ElementType, np.dtype[np.generic]]:
+def _types(kind: np.dtype[Any], name: str) -> tuple[ElementType, np.dtype[np.generic]]:
     """Return an array's element type, and how it lies in a file."""
     if kind.hasobject:
         raise UnsupportedError(f"array of Python objects ({kind})")
     # Types of extension packages, such as bfloat16, carry their common name.
     little = cast("np.dtype[np.generic]", kind.newbyteorder("<"))
-    return element_type(f"{kind.name}"), little
+    return element_type(name or f"{kind.name}"), little

@@ -99,6 +99,14 @@ def case_bfloat16() -> dict[str, Any]:
     return recorder.told()
 
 
+def case_float8() -> dict[str, Any]:
+    recorder = Recorder()
+    values = ms.Tensor(tensor(4, start=1).asnumpy(), ms.float8_e4m3fn)
+    with hooked(Net(), recorder):
+        values.reshape(2, 2)
+    return recorder.told()
+
+
 def case_training_is_the_same() -> dict[str, Any]:
     def trained(recorder: Recorder | None) -> list[bytes]:
         ms.set_seed(1)

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from rankdump.adapters.arrays import ArraySource
-from rankdump.contract.dtypes import element_type
 from rankdump.contract.errors import UnsupportedError
 
 KINDS = st.sampled_from(["f2", "f4", "f8", ">f4", "c8", "c16"])
@@ -79,12 +78,12 @@ def test_types_without_infinity_are_finite(array):
 
 
 @pytest.mark.parametrize(("bits", "finite"), [(0x3F80, True), (0x7C00, True), (0x7F80, False)])
-def test_a_type_that_numpy_lacks_is_judged_by_its_own_values(monkeypatch, bits, finite):
+def test_a_type_that_numpy_lacks_is_judged_by_its_own_values(bits, finite):
     """Law: of bfloat16, 0x7F80 is infinity; 0x7C00, which is that of float16, is a number."""
-    types = (element_type("bfloat16"), np.dtype("<f2"))
-    monkeypatch.setattr("rankdump.adapters.arrays._types", lambda _: types)
-    source = ArraySource(np.array([bits], "u2").view("f2"))
+    source = ArraySource(np.array([bits, 0], "u2"), "bfloat16")
     assert source.finite() is finite
+    assert (source.dtype, source.byte_count) == ("bfloat16", 4)
+    assert source.head(1).finite() is finite
 
 
 @pytest.mark.parametrize(

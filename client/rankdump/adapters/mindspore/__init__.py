@@ -2,6 +2,6 @@
 
 from rankdump.adapters.mindspore.apis import ApiHook
 from rankdump.adapters.mindspore.cells import CellHook
-from rankdump.adapters.mindspore.stepping import Outermost
+from rankdump.adapters.mindspore.outermost import Outermost
 
 __all__ = ["ApiHook", "CellHook", "Outermost"]

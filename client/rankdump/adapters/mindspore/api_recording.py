@@ -13,6 +13,7 @@ from rankdump.adapters.api_calls import (
     ApiLeaf,
     ApiOptions,
     argument_of,
+    layer_name,
     layer_value,
     leaves_of_input,
     leaves_of_output,
@@ -30,7 +31,7 @@ from rankdump.values import Begun, TensorSource
 
 
 @dataclass(slots=True, eq=False)
-class Open:
+class Calling:
     """A call that has begun."""
 
     call: ApiCall
@@ -51,40 +52,40 @@ class ApiRecording:
         self._gradients = gradients
         self._stacks = Stacks(f"{FOLDER}{os.sep}", users_only=options.filter_stack)
 
-    def begin(self, opened: Open, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
+    def begin(self, calling: Calling, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
         """Record the begin of a call, and its arguments as they are now."""
-        observer, name = self.observer, opened.call.name
-        if not opened.recomputed:
+        observer, name = self.observer, calling.call.name
+        if not calling.recomputed:
             observer.recorder.entered(observer.graph, name)
         self._called(name)
-        opened.begun = observer.begins(name)
-        self._leaves(opened, Side.INPUT, leaves_of_input(args, kwargs))
+        calling.begun = observer.begins(name)
+        self._leaves(calling, Side.INPUT, leaves_of_input(args, kwargs))
 
-    def end(self, opened: Open, result: object, raised: bool) -> None:
+    def end(self, calling: Calling, result: object, raised: bool) -> None:
         """Record what a call returned, and wait for its gradients."""
         try:
             if not raised:
                 leaves = leaves_of_output(result)
-                self._leaves(opened, Side.OUTPUT, leaves)
-                self._wait(opened, leaves)
+                self._leaves(calling, Side.OUTPUT, leaves)
+                self._wait(calling, leaves)
         finally:
-            if opened.begun is not None:
-                self.observer.recorder.finished(opened.begun)
-            self.observer.settled(opened.call.name, raised=raised)
+            if calling.begun is not None:
+                self.observer.recorder.finished(calling.begun)
+            self.observer.settled(calling.call.name, raised=raised)
 
-    def mark(self, call: ApiCall) -> None:
-        """Record that a cell was called."""
+    def mark(self, call: ApiCall, path: str) -> None:
+        """Record that a cell was called, by its path with dots."""
         self.observer.event(call.name)
-        self._called(call.name)
+        self._called(layer_name(path))
         self._lone(call, 0, MARK_PLACE.argument, _mark)
 
-    def _arrived(self, opened: Open, slot: int, argument: str, gradient: Any) -> None:
+    def _arrived(self, calling: Calling, slot: int, argument: str, gradient: Any) -> None:
         """Record a gradient; those of a recomputed call once, as its forward's."""
-        if not self.observer.armed or argument in opened.arrived:
+        if not self.observer.armed or argument in calling.arrived:
             return
-        opened.arrived.add(argument)
-        self.observer.event(opened.gradient.name)
-        self._lone(opened.gradient, slot, argument, reader_of(gradient))
+        calling.arrived.add(argument)
+        self.observer.event(calling.gradient.name)
+        self._lone(calling.gradient, slot, argument, reader_of(gradient))
 
     def _lone(
         self, call: ApiCall, slot: int, argument: str, read: Callable[[], TensorSource | str]
@@ -94,16 +95,16 @@ class ApiRecording:
             self.observer.tensor(call.op_type, call.name, Side.INPUT, slot, argument, read)
         self.observer.settled(call.name)
 
-    def _leaves(self, opened: Open, side: Side, leaves: Sequence[ApiLeaf]) -> None:
+    def _leaves(self, calling: Calling, side: Side, leaves: Sequence[ApiLeaf]) -> None:
         """Hand over the tensors and numbers of one side that the options let pass."""
-        call = opened.call
+        call = calling.call
         if not self.observer.wants(call.name, side):
             return
         for leaf in leaves:
             if not self._passes(leaf.value):
                 continue
             scalar = scalar_of(leaf.value)
-            argument = argument_of(side, leaf.path, leaf.word, scalar, opened.recomputed)
+            argument = argument_of(side, leaf.path, leaf.word, scalar, calling.recomputed)
             read = _number_reader(leaf.value) if scalar else reader_of(leaf.value)
             self.observer.tensor(call.op_type, call.name, side, leaf.slot, argument, read)
 
@@ -112,19 +113,19 @@ class ApiRecording:
             return not self.options.filter_data or is_data(value)
         return not self.options.filter_data and bool(scalar_of(value))
 
-    def _wait(self, opened: Open, leaves: Sequence[ApiLeaf]) -> None:
+    def _wait(self, calling: Calling, leaves: Sequence[ApiLeaf]) -> None:
         if not self.options.retain_backward:
             return
         for leaf in leaves:
             if is_tensor(leaf.value) and self._passes(leaf.value):
-                self._gradients.wait(leaf.value, self._arrival(opened, leaf))
+                self._gradients.wait(leaf.value, self._arrival(calling, leaf))
 
-    def _arrival(self, opened: Open, leaf: ApiLeaf) -> Callable[[Any], None]:
+    def _arrival(self, calling: Calling, leaf: ApiLeaf) -> Callable[[Any], None]:
         """Return what takes a gradient; it holds no tensor of the forward."""
         slot, argument = leaf.slot, argument_of(Side.INPUT, leaf.path, leaf.word)
 
         def take(gradient: Any) -> None:
-            self.observer.shielded(self._arrived, opened, slot, argument, gradient)
+            self.observer.shielded(self._arrived, calling, slot, argument, gradient)
 
         return take
 

@@ -6,22 +6,28 @@ code. A call that is not recorded is counted all the same, so that numbers are t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from rankdump.adapters.api_calls import ApiOptions, CallNumbers, layer_call
-from rankdump.adapters.mindspore.api_recording import ApiRecording, Open
+from rankdump.adapters.mindspore.api_recording import ApiRecording, Calling
 from rankdump.adapters.mindspore.catalogue import Api
 from rankdump.adapters.mindspore.framework import cells_of, is_built_in, is_loss
 from rankdump.adapters.mindspore.gradients import Gradients
-from rankdump.adapters.mindspore.interception import COMPILED, INTERCEPTION
+from rankdump.adapters.mindspore.interception import (
+    COMPILED,
+    INTERCEPTION,
+    Arguments,
+    Keywords,
+    Listener,
+)
 from rankdump.adapters.mindspore.observing import Observer
-from rankdump.adapters.mindspore.regions import Regions
+from rankdump.adapters.mindspore.recomputation import Regions
 from rankdump.contract.layout.api_name import ApiCall
 from rankdump.values import Recorder
 
 
-class ApiHook:
+class ApiHook(Listener):
     """The API calls of one program, named and numbered from construction on."""
 
     def __init__(self, model: Any, recorder: Recorder, graph: int, options: ApiOptions) -> None:
@@ -29,7 +35,7 @@ class ApiHook:
         self._graph = graph
         self._numbers = CallNumbers()
         self._gradients = Gradients()
-        self._regions: Regions[Open] = Regions()
+        self._regions: Regions[Calling] = Regions()
         self._paths: dict[int, tuple[str, Any]] = {}
         self._record = ApiRecording(Observer(recorder, graph), options, self._gradients)
         self._marked: set[str] = set()
@@ -54,49 +60,42 @@ class ApiHook:
         INTERCEPTION.leave(self)
         self._record.observer.shielded(self._gradients.release)
 
-    def call_begins(
-        self, api: Api, args: Sequence[object], kwargs: Mapping[str, object]
-    ) -> Open | None:
+    def call_begins(self, api: Api, args: Arguments, kwargs: Keywords) -> Calling | None:
         """Count a call; record its arguments if it is selected."""
         call = ApiCall(api.kind, api.name, self._numbers.next(f"{api.kind}_{api.name}"))
         if not self._record.observer.armed:
             return None
         return self._record.observer.shielded(self._begin, call, args, kwargs)
 
-    def call_ends(self, opened: object, result: object, *, raised: bool) -> None:
+    def call_ends(self, token: object, result: object, *, raised: bool) -> None:
         """Record what a selected call returned."""
-        if isinstance(opened, Open):
-            self._record.observer.shielded(self._record.end, opened, result, raised)
+        if isinstance(token, Calling):
+            self._record.observer.shielded(self._record.end, token, result, raised)
 
-    def cell_begins(
-        self, cell: Any, args: Sequence[object], kwargs: Mapping[str, object], *, inside: bool
-    ) -> object:
+    def cell_begins(self, cell: Any, args: Arguments, kwargs: Keywords, *, inside: bool) -> object:
         """Begin the call of a layer; of a cell that contains others remember its path."""
         if inside:
             return None
         path, _ = self._paths.get(id(cell), ("", None))
-        if not self.closes(cell):
+        if not self.hides(cell):
             return path
         # A layer's mark stands before its own tensors, that of a container behind all inside it.
         self._record.observer.shielded(self._mark, path)
         return self.call_begins(Api("NN", type(cell).__name__), args, kwargs)
 
-    def cell_ends(self, opened: object, result: object, *, raised: bool) -> None:
+    def cell_ends(self, token: object, result: object, *, raised: bool) -> None:
         """End the call of a layer; mark one of a cell that contains others."""
-        if isinstance(opened, str):
-            self._record.observer.shielded(self._mark, opened)
-        self.call_ends(opened, result, raised=raised)
+        if isinstance(token, str):
+            self._record.observer.shielded(self._mark, token)
+        self.call_ends(token, result, raised=raised)
 
-    def closes(self, cell: Any) -> bool:
+    def hides(self, cell: Any) -> bool:
         """Return whether a cell is a layer of the model, or a loss, which may stand beside it."""
         return is_loss(cell) or (id(cell) in self._paths and is_built_in(cell))
 
     def region_begins(self, cell: Any, *, again: bool) -> Callable[[], object]:
         """Take the begin of a recomputed region."""
         return self._regions.begin(id(cell), again=again)
-
-    def optimized(self, optimizer: Any) -> None:
-        """Do nothing: whoever counts steps listens for himself."""
 
     def compiled(self) -> None:
         """Say once that compiled code is not looked into."""
@@ -107,23 +106,21 @@ class ApiHook:
         # The cells are kept: their identities must not become another's.
         self._paths = {id(cell): (path, cell) for path, cell in cells_of(self._model)}
 
-    def _begin(
-        self, call: ApiCall, args: Sequence[object], kwargs: Mapping[str, object]
-    ) -> Open | None:
-        opened = self._opened(call)
+    def _begin(self, call: ApiCall, args: Arguments, kwargs: Keywords) -> Calling | None:
+        calling = self._calling(call)
         if not self._record.options.scope(call):
             return None
-        self._record.begin(opened, args, kwargs)
-        return opened
+        self._record.begin(calling, args, kwargs)
+        return calling
 
-    def _opened(self, call: ApiCall) -> Open:
+    def _calling(self, call: ApiCall) -> Calling:
         gradient = ApiCall(call.kind, call.api, call.number, "backward")
-        opened = Open(call, gradient, recomputed=self._regions.recomputing)
+        calling = Calling(call, gradient, recomputed=self._regions.recomputing)
         origin = self._regions.repeated(lambda known: known.call.op_type == call.op_type)
         if origin is not None:
-            opened.gradient, opened.arrived = origin.gradient, origin.arrived
-        self._regions.note(origin or opened)
-        return opened
+            calling.gradient, calling.arrived = origin.gradient, origin.arrived
+        self._regions.note(origin or calling)
+        return calling
 
     def _mark(self, path: str) -> None:
         """Record that a cell was called; the model itself and cells beside it get no mark."""
@@ -134,4 +131,4 @@ class ApiHook:
             return
         if options.layers_once:
             self._marked.add(path)
-        self._record.mark(call)
+        self._record.mark(call, path)

@@ -9,23 +9,35 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rankdump.adapters.mindspore.framework import FOLDER
+from rankdump.adapters.mindspore.framework import FOLDER, cells_of
 from rankdump.adapters.mindspore.gradients import Gradients
-from rankdump.adapters.mindspore.interception import COMPILED, INTERCEPTION, Arguments, Keywords
+from rankdump.adapters.mindspore.interception import (
+    COMPILED,
+    INTERCEPTION,
+    Arguments,
+    Keywords,
+    Listener,
+)
 from rankdump.adapters.mindspore.observing import Observer, reader_of
 from rankdump.adapters.mindspore.parameters import Parameters
-from rankdump.adapters.mindspore.regions import Regions
-from rankdump.adapters.mindspore.scopes import Operator, operators_of
+from rankdump.adapters.mindspore.recomputation import Regions
 from rankdump.adapters.mindspore.tensors import is_tensor, type_of
-from rankdump.adapters.mindspore.watching import Deaf
 from rankdump.adapters.stack import lines_now
 from rankdump.contract.graph import GraphNode, SourceLine
 from rankdump.contract.key import Side
-from rankdump.hook import Leaf, Names, Scope, leaves_of_call, leaves_of_result
+from rankdump.hook import Leaf, Names, Scope, leaves_of_call, leaves_of_result, scope_of
 from rankdump.values import Begun, Recorder
 
 # Seen from the backward, what the forward wrote is read and what it read is written.
 _BACKWARD_SIDE = {Side.INPUT: Side.OUTPUT, Side.OUTPUT: Side.INPUT}
+
+
+@dataclass(frozen=True, slots=True)
+class _Operator:
+    """A cell of a model, and where it stands; it is kept, so that its identity stays its own."""
+
+    cell: Any
+    scope: Scope
 
 
 @dataclass(slots=True, eq=False)
@@ -46,7 +58,7 @@ class _Open:
     source: tuple[SourceLine, ...]
 
 
-class CellHook(Deaf):
+class CellHook(Listener):
     """One attached model; costs nothing in iterations that are not armed."""
 
     def __init__(self, model: Any, recorder: Recorder, graph: int) -> None:
@@ -55,7 +67,7 @@ class CellHook(Deaf):
         self._gradients = Gradients()
         self._parameters = Parameters(model, self._observer)
         self._regions: Regions[Call] = Regions()
-        self._operators: dict[int, Operator] = {}
+        self._operators: dict[int, _Operator] = {}
         self._numbers: dict[Scope, int] = {}
         self._iteration = -1
         self._listening = False
@@ -85,10 +97,10 @@ class CellHook(Deaf):
             return None
         return self._observer.shielded(self._begin, operator, leaves_of_call(args, kwargs))
 
-    def cell_ends(self, opened: object, result: object, *, raised: bool) -> None:
+    def cell_ends(self, token: object, result: object, *, raised: bool) -> None:
         """End the call of a cell."""
-        if isinstance(opened, _Open):
-            self._observer.shielded(self._end, opened, leaves_of_result(result), raised)
+        if isinstance(token, _Open):
+            self._observer.shielded(self._end, token, leaves_of_result(result), raised)
 
     def region_begins(self, cell: Any, *, again: bool) -> Callable[[], object]:
         """Take the begin of a recomputed region."""
@@ -100,7 +112,7 @@ class CellHook(Deaf):
             self._observer.recorder.warn_once(COMPILED)
 
     def _arm(self) -> None:
-        self._operators = operators_of(self._model)
+        self._operators = _operators_of(self._model)
         self._parameters.start()
         if not self._listening:
             self._listening = True
@@ -115,7 +127,7 @@ class CellHook(Deaf):
         self._gradients.release()
         self._regions.clear()
 
-    def _begin(self, operator: Operator, leaves: Sequence[Leaf]) -> _Open:
+    def _begin(self, operator: _Operator, leaves: Sequence[Leaf]) -> _Open:
         scope, observer = operator.scope, self._observer
         origin = self._regions.repeated(lambda known: known.scope == scope)
         call = origin or self._numbered(scope)
@@ -187,3 +199,18 @@ class CellHook(Deaf):
         call.arrived.add(place)
         self._tensors(call.scope.op_type, name, _BACKWARD_SIDE[side], [leaf])
         self._observer.settled(name)
+
+
+def _operators_of(model: Any) -> dict[int, _Operator]:
+    """Return the cells of a model by identity; one in two places has the first one's name."""
+    classes = {path: type(cell).__name__ for path, cell in cells_of(model)}
+    return {id(cell): _Operator(cell, _scope(path, classes)) for path, cell in cells_of(model)}
+
+
+def _scope(path: str, classes: dict[str, str]) -> Scope:
+    parts = [("", classes[""])]
+    names = path.split(".") if path else []
+    for depth, name in enumerate(names, 1):
+        # A name with a dot in it is no path to a cell of its own.
+        parts.append((name, classes.get(".".join(names[:depth]), "")))
+    return scope_of(parts)

@@ -11,6 +11,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from rankdump.contract.dtypes import ELEMENT_TYPES
+
 _mindspore: Any = import_module("mindspore")
 _api: Any = import_module("mindspore.common.api")
 _bytecode: Any = import_module("mindspore.common._pijit_context")
@@ -36,6 +38,7 @@ BYTECODE_CAPTURE: Any = _bytecode.PIJitCaptureContext
 """Between its `__enter__` and `__exit__` a compiler follows what the interpreter runs."""
 
 FOLDER = str(Path(_mindspore.__file__).parent)
+_DTYPES = {getattr(_mindspore, name): name for name in ELEMENT_TYPES if hasattr(_mindspore, name)}
 _OPTIMIZERS = (
     _mindspore.nn.Optimizer,
     import_module("mindspore.experimental.optim").Optimizer,
@@ -57,6 +60,11 @@ def in_graph_mode() -> bool:
 def records_gradients() -> bool:
     """Return whether a backward will follow what runs now."""
     return bool(_api._pynative_executor.requires_grad())
+
+
+def dtype_of(tensor: Any) -> str:
+    """Return the element type of a tensor: its common name, or MindSpore's of any other."""
+    return _DTYPES.get(tensor.dtype) or str(tensor.dtype)
 
 
 def cells_of(model: Any) -> Iterator[tuple[str, Any]]:

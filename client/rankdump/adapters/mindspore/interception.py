@@ -12,12 +12,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
-from rankdump.adapters.mindspore.attributes import Attributes
 from rankdump.adapters.mindspore.catalogue import Api
 from rankdump.adapters.mindspore.framework import in_graph_mode, is_optimizer, recomputed_by_method
-from rankdump.adapters.mindspore.wrappers import calls, compilers
+from rankdump.adapters.mindspore.replacing import Replacements, calls, compilers
 
 COMPILED = "compiled MindSpore code (graph mode, jit) is observed from outside only"
 """What a listener says once when it meets some."""
@@ -26,40 +25,39 @@ Arguments = Sequence[object]
 Keywords = Mapping[str, object]
 
 
-class Listener(Protocol):
-    """What is told of calls, on the thread that makes them; no method may raise."""
+class Listener:
+    """Is told of calls, on the thread that makes them; passes over what it does not redefine.
+
+    No method may raise.
+    """
 
     def call_begins(self, api: Api, args: Arguments, kwargs: Keywords) -> object:
         """Take a call that is inside no other; what is returned is given to `call_ends`."""
-        ...
+        return None
 
-    def call_ends(self, opened: object, result: object, *, raised: bool) -> None:
+    def call_ends(self, token: object, result: object, *, raised: bool) -> None:
         """Take the result of a call; None when it raised."""
-        ...
 
     def cell_begins(self, cell: Any, args: Arguments, kwargs: Keywords, *, inside: bool) -> object:
         """Take a call of a cell; `inside` says that a call of an API is under way."""
-        ...
+        return None
 
-    def cell_ends(self, opened: object, result: object, *, raised: bool) -> None:
+    def cell_ends(self, token: object, result: object, *, raised: bool) -> None:
         """Take the result of a call of a cell; None when it raised."""
-        ...
 
-    def closes(self, cell: Any) -> bool:
+    def hides(self, cell: Any) -> bool:
         """Return whether a cell is an API itself, so that nothing inside it is one."""
-        ...
+        return False
 
     def region_begins(self, cell: Any, *, again: bool) -> Callable[[], object]:
         """Take the begin of a region that is recomputed; what is returned is called at its end."""
-        ...
+        return bool
 
     def optimized(self, optimizer: Any) -> None:
         """Take note that an optimizer's step is over."""
-        ...
 
     def compiled(self) -> None:
         """Take note that something runs that was compiled."""
-        ...
 
 
 class _Thread(threading.local):
@@ -75,8 +73,8 @@ class Interception:
         self._lock = threading.Lock()
         self._listeners: tuple[Listener, ...] = ()
         self._thread = _Thread()
-        self._attributes: Attributes | None = None
-        self._always: Attributes | None = None
+        self._calls: Replacements | None = None
+        self._compilers: Replacements | None = None
         self._pauses = 0
 
     def listen(self, listener: Listener, *, first: bool = False) -> None:
@@ -84,20 +82,20 @@ class Interception:
         with self._lock:
             known = self._listeners
             self._listeners = (listener, *known) if first else (*known, listener)
-            if self._attributes is None:
-                self._attributes, self._always = calls(self), compilers(self)
-                self._always.install()
+            if self._calls is None:
+                self._calls, self._compilers = calls(self), compilers(self)
+                self._compilers.install()
                 if not self._pauses:
-                    self._attributes.install()
+                    self._calls.install()
 
     def leave(self, listener: Listener) -> None:
         """Tell a listener no more; with the last one everything is put back as it was."""
         with self._lock:
             self._listeners = tuple(known for known in self._listeners if known is not listener)
-            if not self._listeners and self._attributes is not None and self._always is not None:
-                self._attributes.remove()
-                self._always.remove()
-                self._attributes = self._always = None
+            if not self._listeners and self._calls is not None and self._compilers is not None:
+                self._calls.remove()
+                self._compilers.remove()
+                self._calls = self._compilers = None
 
     @contextmanager
     def silence(self) -> Generator[None]:
@@ -112,15 +110,15 @@ class Interception:
         """Put the program's functions back for a while: a compiler is going to read them."""
         with self._lock:
             self._pauses += 1
-            if self._pauses == 1 and self._attributes is not None:
-                self._attributes.remove()
+            if self._pauses == 1 and self._calls is not None:
+                self._calls.remove()
 
     def resume(self) -> None:
         """End a pause."""
         with self._lock:
             self._pauses -= 1
-            if not self._pauses and self._attributes is not None:
-                self._attributes.install()
+            if not self._pauses and self._calls is not None:
+                self._calls.install()
 
     def call(self, api: Api, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Make a call of an API, and tell of it."""
@@ -143,7 +141,7 @@ class Interception:
             return self._optimize(function, cell, args, kwargs)
         inside = self._thread.depth > 0
         compiled = in_graph_mode()
-        closed = compiled or any(one.closes(cell) for one in self._listeners)
+        closed = compiled or any(one.hides(cell) for one in self._listeners)
         with self.silence():
             opened = [
                 (one, one.cell_begins(cell, args, kwargs, inside=inside)) for one in self._listeners
@@ -175,7 +173,7 @@ class Interception:
     def region(self, function: Callable[..., Any], args: Any, kwargs: Any, *, again: bool) -> Any:
         """Run a region that is recomputed; one of a cell that is an API is part of its call."""
         method_of = recomputed_by_method(args[0])
-        if method_of is not None and any(one.closes(method_of) for one in self._listeners):
+        if method_of is not None and any(one.hides(method_of) for one in self._listeners):
             with self.silence():
                 return function(*args, **kwargs)
         ends = [one.region_begins(args[0], again=again) for one in self._listeners]

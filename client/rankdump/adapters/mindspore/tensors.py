@@ -6,17 +6,85 @@ anew: the job learns of it from its own question, whether or not we asked before
 
 from __future__ import annotations
 
+import math
+from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from rankdump.adapters.arrays import ArraySource
-from rankdump.adapters.mindspore.framework import Tensor
-from rankdump.contract.errors import UnsupportedError
+from rankdump.adapters.mindspore.framework import Tensor, dtype_of
+from rankdump.contract.dtypes import ELEMENT_TYPES
 from rankdump.contract.graph import TensorType
+from rankdump.contract.plan import Precision
 
 OPERATOR_FAILED = "operator_failed"
 """Reason of a tensor that was never made."""
 _FAILURES = (RuntimeError, TypeError, ValueError)
 """What a failed operator raises."""
+
+
+class MindSporeTensor:
+    """A tensor whose elements are waited for when somebody asks for them, and not before.
+
+    That wait takes longer than all else that is done about a small tensor.
+    """
+
+    def __init__(self, tensor: Any, kind: TensorType) -> None:
+        self._tensor = tensor
+        self.dtype = kind.dtype
+        """Common name of the element type."""
+        self.shape = kind.shape
+        """Extents, outermost first."""
+        self.byte_count = math.prod(kind.shape) * ELEMENT_TYPES[kind.dtype].item_bytes
+        """Bytes of the elements, packed."""
+
+    def copy_into(self, target: memoryview) -> None:
+        """Write the elements, C order, little endian."""
+        self._array.copy_into(target)
+
+    def accelerator(self) -> None:
+        """Return None: MindSpore brings the elements into host memory itself."""
+        return
+
+    def elements(self) -> memoryview | None:
+        """Return the elements where they lie; None if they lie in another way than packed."""
+        return self._array.elements()
+
+    def copied(self) -> bytes:
+        """Return a copy of the elements, C order, little endian."""
+        return self._array.copied()
+
+    def head(self, count: int) -> ArraySource:
+        """Return a copy of the first elements in C order, as an array of one dimension."""
+        return self._array.head(count)
+
+    def finite(self) -> bool:
+        """Return whether no element is NaN or infinite."""
+        return self._array.finite()
+
+    def changed(self) -> bool:
+        """Return False: MindSpore keeps no record of changes."""
+        return False
+
+    def memory(self) -> ArraySource:
+        """Return the elements alone, without the tensor's graph of gradients."""
+        return self._array
+
+    def again(self) -> MindSporeTensor | str:
+        """Return the tensor as it is by now, or the reason why it cannot be read any more."""
+        return source_of(self._tensor)
+
+    def figures(self, items: tuple[str, ...], precision: Precision) -> None:
+        """Return None: statistics are computed in host memory."""
+        return
+
+    @cached_property
+    def _array(self) -> ArraySource:
+        # On the processor a view, on a device a copy. Of the types numpy lacks bfloat16 is one of
+        # MindSpore's own, and float8 bytes without a meaning.
+        array = self._tensor.asnumpy()
+        return ArraySource(array.view(np.uint8) if array.dtype.kind == "V" else array, self.dtype)
 
 
 def is_tensor(value: object) -> bool:
@@ -38,25 +106,17 @@ def is_data(tensor: Any) -> bool:
 def type_of(tensor: Any) -> TensorType:
     """Return element type and extents; of what a failed operator should have made, nothing."""
     try:
-        return TensorType(str(tensor.dtype).lower(), tuple(tensor.shape))
+        return TensorType(dtype_of(tensor), tuple(tensor.shape))
     except _FAILURES:
         return TensorType("", ())
 
 
-def source_of(tensor: Any) -> ArraySource | str:
-    """Return the tensor's elements in host memory, or the reason why they cannot be read.
-
-    On the processor they are a view, on a device a copy. Types numpy has no name for, such as
-    bfloat16, are those of MindSpore's own extension of it.
-    """
-    try:
-        if tensor.has_init:
-            # Reading would make the elements, which the job leaves to later.
-            return "no_data"
-        array = tensor.asnumpy()
-    except _FAILURES:
+def source_of(tensor: Any) -> MindSporeTensor | str:
+    """Return the tensor as a source, or the reason why its elements cannot be read."""
+    if tensor.has_init:
+        # Reading would make the elements, which the job leaves to later.
+        return "no_data"
+    kind = type_of(tensor)
+    if not kind.dtype:
         return OPERATOR_FAILED
-    try:
-        return ArraySource(array)
-    except UnsupportedError:
-        return "unsupported_dtype"
+    return MindSporeTensor(tensor, kind) if kind.dtype in ELEMENT_TYPES else "unsupported_dtype"

@@ -1,12 +1,15 @@
-"""What is put in the place of MindSpore's functions, methods, primitives, cells and compilers."""
+"""What is put in the place of MindSpore's functions, methods, primitives, cells and compilers.
+
+All at once, and all at once put back.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-from rankdump.adapters.mindspore.attributes import Attributes
 from rankdump.adapters.mindspore.catalogue import Api, api_of_primitive, places
 from rankdump.adapters.mindspore.framework import (
     BYTECODE_CAPTURE,
@@ -15,6 +18,44 @@ from rankdump.adapters.mindspore.framework import (
     Cell,
     RecomputedCell,
 )
+
+_INHERITED = object()
+"""Stands for what an owner did not have itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Replaced:
+    owner: Any
+    name: str
+    own: object
+    ours: Callable[..., Any]
+
+
+class Replacements:
+    """Attributes of modules and classes that others stand in for, and that come back."""
+
+    def __init__(self) -> None:
+        self._planned: dict[tuple[int, str], _Replaced] = {}
+
+    def plan(self, owner: Any, name: str, ours: Callable[..., Any]) -> None:
+        """Replace an attribute from the next `install` on; the first plan for it counts."""
+        own = _attributes(owner).get(name, _INHERITED)
+        self._planned.setdefault((id(owner), name), _Replaced(owner, name, own, ours))
+
+    def install(self) -> None:
+        """Put what is planned in its place."""
+        for planned in self._planned.values():
+            setattr(planned.owner, planned.name, planned.ours)
+
+    def remove(self) -> None:
+        """Put back what was there, except where somebody else replaced it meanwhile."""
+        for planned in self._planned.values():
+            if _attributes(planned.owner).get(planned.name) is not planned.ours:
+                continue
+            if planned.own is _INHERITED:
+                delattr(planned.owner, planned.name)
+            else:
+                setattr(planned.owner, planned.name, planned.own)
 
 
 class Caller(Protocol):
@@ -45,24 +86,24 @@ class Caller(Protocol):
         ...
 
 
-def calls(caller: Caller) -> Attributes:
+def calls(caller: Caller) -> Replacements:
     """Return what stands before the program's calls."""
-    attributes = Attributes()
+    found = Replacements()
     for place in places():
         of_primitive = place.name == "__call__"
         wrap = _primitive if of_primitive else _function
-        attributes.plan(place.owner, place.name, wrap(caller, place.api, place.function))
+        found.plan(place.owner, place.name, wrap(caller, place.api, place.function))
     call = Cell.__call__
 
     @functools.wraps(call)
     def of_cell(self: Any, *args: Any, **kwargs: Any) -> Any:
         return caller.cell(call, self, args, kwargs)
 
-    attributes.plan(Cell, "__call__", of_cell)
+    found.plan(Cell, "__call__", of_cell)
     for name, again in (("construct", False), ("bprop", True)):
         ours = _region(caller, getattr(RecomputedCell, name), again=again)
-        attributes.plan(RecomputedCell, name, ours)
-    return attributes
+        found.plan(RecomputedCell, name, ours)
+    return found
 
 
 def _function(caller: Caller, api: Api, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -92,13 +133,13 @@ def _region(caller: Caller, function: Callable[..., Any], *, again: bool) -> Cal
     return observed
 
 
-def compilers(caller: Caller) -> Attributes:
+def compilers(caller: Caller) -> Replacements:
     """Return what takes the other attributes away while the program is compiled."""
-    attributes = Attributes()
+    found = Replacements()
     for owner, name in COMPILERS:
-        attributes.plan(owner, name, _compiler(caller, getattr(owner, name)))
+        found.plan(owner, name, _compiler(caller, getattr(owner, name)))
     for owner, name in COMPILED_CALLS:
-        attributes.plan(owner, name, _compiled(caller, getattr(owner, name)))
+        found.plan(owner, name, _compiled(caller, getattr(owner, name)))
     enter, leave = BYTECODE_CAPTURE.__enter__, BYTECODE_CAPTURE.__exit__
 
     @functools.wraps(enter)
@@ -113,9 +154,9 @@ def compilers(caller: Caller) -> Attributes:
         finally:
             caller.resume()
 
-    attributes.plan(BYTECODE_CAPTURE, "__enter__", entered)
-    attributes.plan(BYTECODE_CAPTURE, "__exit__", left)
-    return attributes
+    found.plan(BYTECODE_CAPTURE, "__enter__", entered)
+    found.plan(BYTECODE_CAPTURE, "__exit__", left)
+    return found
 
 
 def _compiler(caller: Caller, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -136,3 +177,8 @@ def _compiled(caller: Caller, function: Callable[..., Any]) -> Callable[..., Any
         return caller.compiled(function, args, kwargs)
 
     return running
+
+
+def _attributes(owner: Any) -> Mapping[str, object]:
+    found: Mapping[str, object] = owner.__dict__
+    return found
