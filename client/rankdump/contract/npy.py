@@ -21,6 +21,7 @@ _MAGIC = b"\x93NUMPY"
 _ALIGN = 64
 MAX_DIMENSIONS = 64
 _MAX_HEADER_BYTES = 1 << 20
+_MOST_REMEMBERED_BYTES = 1 << 10
 _DESCR = re.compile(r"[<>|=]?(?:b1|[iu][1248]|f[248]|c8|c16)")
 
 
@@ -65,8 +66,13 @@ def _padded(length: int) -> int:
 def parse_header(data: bytes | memoryview) -> NpyHeader:
     """Return the header at the start of these bytes; DamagedError when there is none."""
     start, end = header_text(data)
+    parsed = _remembered if end <= _MOST_REMEMBERED_BYTES else _parsed
+    return parsed(bytes(data[start:end]), end)
+
+
+def _parsed(text: bytes, end: int) -> NpyHeader:
     try:
-        fields = ast.literal_eval(bytes(data[start:end]).decode("latin-1").strip())
+        fields = ast.literal_eval(text.decode("latin-1").strip())
         descr: object = fields["descr"]
         fortran: object = fields["fortran_order"]
         extents: list[object] = list(fields["shape"])
@@ -78,6 +84,10 @@ def parse_header(data: bytes | memoryview) -> NpyHeader:
     if len(shape) < len(extents) or len(shape) > MAX_DIMENSIONS:
         raise DamagedError(f"npy header with {len(extents)} extents that no array can have")
     return NpyHeader(descr, fortran, shape, end)
+
+
+# Tensors of a shape come by the thousand.
+_remembered = lru_cache(maxsize=1024)(_parsed)
 
 
 def header_text(data: bytes | memoryview) -> tuple[int, int]:

@@ -98,6 +98,8 @@ def _array(tensor: Tensor, found: Opened) -> npt.NDArray[Any]:
 
 def _described(tensor: Tensor, array: Opened) -> Tensor:
     """Return a tensor with the type and shape of its file, where the tree did not say them."""
+    if tensor.dtype and tensor.shape == array.shape:
+        return tensor
     return replace(tensor, dtype=tensor.dtype or str(array.dtype), shape=array.shape)
 
 

@@ -11,7 +11,6 @@ import os
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -31,7 +30,7 @@ _START_BYTES = 4096
 class FileElements:
     """The elements of an open file, in C order."""
 
-    path: Path
+    entry: Entry
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     descriptor: int
@@ -49,16 +48,16 @@ class FileElements:
         """
         item_bytes = self.dtype.itemsize
         room = room[: count * item_bytes]
+        offset = self.data_offset + at * item_bytes
         filled = 0
         try:
             while filled < len(room):
-                offset = self.data_offset + at * item_bytes + filled
-                found = os.preadv(self.descriptor, [room[filled:]], offset)
+                found = os.preadv(self.descriptor, [room[filled:]], offset + filled)
                 if not found:
-                    raise DamagedError(f"{self.path}: was cut while it was read")
+                    raise DamagedError(f"{self.entry.path}: was cut while it was read")
                 filled += found
         except OSError as error:
-            raise DamagedError(f"{self.path}: cannot be read: {error.strerror}") from None
+            raise DamagedError(f"{self.entry.path}: cannot be read: {error.strerror}") from None
         return np.frombuffer(room, dtype=self.dtype)
 
 
@@ -72,15 +71,17 @@ def opened(entry: Entry) -> Generator[Opened, None, None]:
     Raises what `load` raises.
     """
     with ExitStack() as files:
-        found = None if entry.member or entry.path.suffix != _PLAIN else _open(entry, files)
+        found = None if entry.member or not entry.relative.endswith(_PLAIN) else _open(entry, files)
         yield load(entry) if found is None else found
 
 
 def _open(entry: Entry, files: ExitStack) -> FileElements | None:
     try:
-        file = files.enter_context(entry.path.open("rb", buffering=0))
-        start = os.pread(file.fileno(), _START_BYTES, 0)
-        form = form_of(start, os.fstat(file.fileno()).st_size)
+        path = f"{entry.root}/{entry.relative}"
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        files.callback(os.close, descriptor)
+        start = os.pread(descriptor, _START_BYTES, 0)
+        form = form_of(start, os.fstat(descriptor).st_size)
     except (OSError, DamagedError, TypeError, ValueError):
         # Whoever loads it says what is wrong with it, if anything is.
         return None
@@ -88,5 +89,5 @@ def _open(entry: Entry, files: ExitStack) -> FileElements | None:
     if form.bfloat16 or header.fortran_order:
         return None
     check_shape(entry, header.shape)
-    where = file.fileno(), header.data_offset
-    return FileElements(entry.path, np.dtype(header.descr), header.shape, *where)
+    where = descriptor, header.data_offset
+    return FileElements(entry, np.dtype(header.descr), header.shape, *where)

@@ -162,6 +162,42 @@ def of(a, b, **tolerances) -> Measures:
     return measure(np.asarray(a), np.asarray(b), Tolerances(**tolerances)).measures
 
 
+@given(st.data(), st.sampled_from([1e-4, 1e-29, 0.3]), st.sampled_from([0.0, 1e-4, 1e-30, 1.0]))
+def test_float32_right_at_the_border(data, atol, rtol):
+    """Which numbers are close is decided as in float64, however little is between them."""
+    b = data.draw(arrays.arrays(np.float32, 7, elements=st.floats(-(2.0**60), 2.0**60, width=32)))
+    off = data.draw(arrays.arrays(np.int32, 7, elements=st.integers(-3, 3)))
+    wide = b.astype(np.float64)
+    a = (wide + atol + rtol * np.abs(wide)).astype(np.float32)
+    a = (a.view(np.int32) + np.where(np.abs(a) > 1e-37, off, 0)).astype(np.int32).view(np.float32)
+    expected = np.abs(a.astype(np.float64) - wide) > atol + rtol * np.abs(wide)
+    assert of(a, b, rtol=rtol, atol=atol).unequal == expected.sum()
+
+
+@given(
+    st.integers(1, 3 * 512 + 5),
+    st.floats(2.0**-9, 2.0**9, width=32),
+    st.floats(2.0**-20, 2.0**-1, width=32),
+)
+def test_float32_sums_are_as_good_as_they_say(size, value, off):
+    """The same rounding again and again is the worst there is."""
+    a = np.full(size, value, np.float32)
+    b = a * np.float32(1 + off)
+    b[::3] = -b[::3]
+    check(of(a, b), plainly(a, b, Tolerances()), IN_FLOAT32)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-22, 1e-10, 1e10, 1e19, 1e30])
+def test_float32_of_any_size(scale):
+    """What is too small or too large to be squared in float32 is not."""
+    numbers = np.random.default_rng(0).standard_normal((2, 2000)).astype(np.float32)
+    a, b = numbers * np.float32(scale)
+    check(of(a, b), plainly(a, b, Tolerances()), IN_FLOAT32)
+    b[::2] = 0
+    tiny = b / np.float32(1e7)
+    check(of(a, tiny), plainly(a, tiny, Tolerances()), IN_FLOAT32)
+
+
 @pytest.mark.parametrize("size", [room.BLOCK - 1, room.BLOCK, 2 * room.BLOCK + 3])
 @pytest.mark.parametrize("floor", [-9.0, 0.0, 0.5])
 def test_several_blocks(size, floor):

@@ -27,7 +27,10 @@ Of more than 8192, libraries for linear algebra start threads of their own.
 """
 _LINE_BYTES = 64
 _ROOMS = 11
-_ONES = {np.dtype(kind): np.ones((1, _ROW, 1), kind) for kind in (np.float32, np.float64)}
+_KINDS = (np.float32, np.float64)
+_ONES: dict[np.dtype[Any], npt.NDArray[Any]] = {
+    np.dtype(kind): np.ones((1, _ROW, 1), kind) for kind in _KINDS
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +55,17 @@ class Room:
         self.file_a, self.file_b = (memoryview(rows[at]).cast("B") for at in (5, 6))
         """For bytes of files."""
         self.marks = np.empty(BLOCK, dtype=np.bool_)
+        self._full = {
+            kind: Buffers(*(row.view(kind)[:BLOCK] for row in rows[:5])) for kind in _KINDS
+        }
 
     def buffers(self, count: int, kind: type[np.float32 | np.float64]) -> Buffers:
         """Return buffers of as many numbers, in float32 or float64."""
-        return Buffers(*(row.view(kind)[:count] for row in self._rows[:5]))
+        full = self._full[kind]
+        if count == BLOCK:
+            return full
+        x, y, d = full.x[:count], full.y[:count], full.d[:count]
+        return Buffers(x, y, d, full.size[:count], full.free[:count])
 
     def wide(self, count: int) -> list[Floats]:
         """Return four more, in float64."""
@@ -70,21 +80,23 @@ def product(left: Numbers, right: Numbers) -> float:
     is less than 2**-22.
     """
     whole = left.size - left.size % _ROW
-    rest = float(left[whole:].dot(right[whole:]))
-    if not whole:
-        return rest
-    rows = np.matmul(left[:whole].reshape(-1, 1, _ROW), right[:whole].reshape(-1, _ROW, 1))
-    return float(rows.sum(dtype=np.float64)) + rest
+    if whole == left.size:
+        return _of_rows(left.reshape(-1, 1, _ROW), right.reshape(-1, _ROW, 1))
+    rows = left[:whole].reshape(-1, 1, _ROW), right[:whole].reshape(-1, _ROW, 1)
+    return _of_rows(*rows) + float(left[whole:].dot(right[whole:]))
 
 
 def total(values: Numbers) -> float:
     """Return the sum of a block, as exact as a product; three times as fast as numpy's own."""
     whole = values.size - values.size % _ROW
-    rest = float(values[whole:].sum(dtype=np.float64))
-    if not whole:
-        return rest
-    rows = np.matmul(values[:whole].reshape(-1, 1, _ROW), _ONES[values.dtype])
-    return float(rows.sum(dtype=np.float64)) + rest
+    if whole == values.size:
+        return _of_rows(values.reshape(-1, 1, _ROW), _ONES[values.dtype])
+    rows = _of_rows(values[:whole].reshape(-1, 1, _ROW), _ONES[values.dtype])
+    return rows + float(np.add.reduce(values[whole:], dtype=np.float64))
+
+
+def _of_rows(left: Numbers, right: Numbers) -> float:
+    return float(np.add.reduce(np.matmul(left, right), axis=None, dtype=np.float64))
 
 
 _IDLE: list[Room] = []
