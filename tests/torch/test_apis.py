@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import json
 import linecache
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from suites.watching import watched
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
@@ -91,20 +90,6 @@ def train(steps: int, recorder, options: ApiOptions | None, *, first: int = 0) -
 
 def names(recorder) -> list[str]:
     return [tensor_name(t.op_name, place_of(t.argument)) for t in recorder.taken]
-
-
-@contextmanager
-def watched(recorder, model: nn.Module | None = None, **options) -> Generator[ApiHook]:
-    """Observe calls for the length of one armed iteration."""
-    hook = ApiHook(model or nn.Sequential(), recorder, 0, ApiOptions(**options))
-    try:
-        hook.iteration_begins(0, armed=True)
-        yield hook
-        hook.iteration_ends(0, armed=True)
-    finally:
-        hook.detach()
-    assert not recorder.warnings, recorder.warnings
-    assert not recorder.open
 
 
 def test_the_golden_dump(recorder) -> None:

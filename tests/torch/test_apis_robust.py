@@ -10,13 +10,14 @@ import copy
 import pickle
 import threading
 from collections.abc import Generator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from suites import watching
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
@@ -26,13 +27,6 @@ from torch.utils.checkpoint import checkpoint
 
 from rankdump.adapters.torch.apis import ApiHook, ApiOptions
 from rankdump.adapters.torch.scopes import COMPILED
-
-compiling = [
-    # torch's own compiler meets deprecations of the interpreter and of itself.
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
-]
 
 
 class Net(nn.Module):
@@ -44,24 +38,8 @@ class Net(nn.Module):
         return self.last(functional.gelu(self.first(x)) * 2)
 
 
-@contextmanager
-def watched(recorder, model: nn.Module | None = None, **options) -> Generator[ApiHook]:
-    options = {"retain_backward": True, **options}
-    hook = ApiHook(model or nn.Sequential(), recorder, 0, ApiOptions(**options))
-    try:
-        hook.iteration_begins(0, armed=True)
-        yield hook
-        hook.iteration_ends(0, armed=True)
-    finally:
-        hook.detach()
-    assert not modes()
-    assert not [warning for warning in recorder.warnings if warning != COMPILED]
-    assert not recorder.open
-
-
-def modes() -> list[TorchFunctionMode]:
-    depth = torch._C._len_torch_function_stack()
-    return [torch._C._get_function_stack_at(at) for at in range(depth)]
+def watched(recorder, model: nn.Module | None = None, **options) -> AbstractContextManager[ApiHook]:
+    return watching.watched(recorder, model, **{"retain_backward": True, **options})
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float8_e4m3fn])
@@ -235,8 +213,8 @@ def test_modes_of_the_script(recorder) -> None:
     with Watching() as other:
         torch.sigmoid(torch.ones(2))
         hook.detach()
-        assert modes() == [other]
-    assert not modes()
+        assert watching.modes() == [other]
+    assert not watching.modes()
     assert len(theirs.heard) == heard > 0
     assert "sigmoid" in other.heard
     assert "gelu" in theirs.heard
@@ -246,7 +224,7 @@ def test_modes_of_the_script(recorder) -> None:
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 class TestCompiled:
-    pytestmark = compiling
+    pytestmark = watching.COMPILING
 
     @pytest.fixture(autouse=True)
     def fresh_compiler(self) -> None:
@@ -308,7 +286,7 @@ def test_copies_and_detach(recorder) -> None:
     for each in (*copies, model):
         each(torch.ones(1, 4))
     assert len(recorder.events) == count >= seen
-    assert not modes()
+    assert not watching.modes()
 
 
 def test_an_iteration_without_gradients(recorder) -> None:

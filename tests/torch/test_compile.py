@@ -10,16 +10,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from suites.watching import COMPILING
 from torch import Tensor, nn
 
 from rankdump.adapters.torch import attach
 
-pytestmark = [
-    # torch's own compiler meets deprecations of the interpreter and of itself.
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
-]
+pytestmark = COMPILING
 
 
 class Net(nn.Module):

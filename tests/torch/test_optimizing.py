@@ -11,6 +11,7 @@ from torch import nn
 from torch.optim.optimizer import _global_optimizer_post_hooks
 from torch.utils.checkpoint import checkpoint
 
+from rankdump.adapters.torch import optimizing
 from rankdump.adapters.torch.optimizing import StepWatch
 from rankdump.migrator.steps import Steps
 
@@ -159,6 +160,22 @@ def test_another_models_optimizer_ends_no_step(net, watched):
         other(net(X)).sum().backward()
         own.step()
     assert counted.calls == [0, 0, 1, 1]
+
+
+def test_optimizers_are_looked_for_once(net, watched, monkeypatch):
+    """It takes a look at every object of the process, which no step must pay for."""
+    other = nn.Linear(3, 1)
+    mine, theirs = (torch.optim.SGD(each.parameters(), lr=0.1) for each in (net, other))
+    counted = watched()
+    looks: list[int] = []
+    optimizers = optimizing._optimizers
+    monkeypatch.setattr(optimizing, "_optimizers", lambda: (looks.append(1), optimizers())[1])
+    trained(other, theirs)
+    for _ in range(3):
+        trained(net, mine)
+        trained(other, theirs)
+    assert counted.calls == [0, 1, 2]
+    assert len(looks) <= 2
 
 
 def test_an_optimizer_of_copies_ends_steps(net, watched):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 
+from rankdump.contract.layout.api_name import place_of
 from rankdump.diff.pairing.kinds import extents
 from rankdump.diff.values import PairedCalls, Tensor, TensorPair
 
@@ -11,9 +12,9 @@ from rankdump.diff.values import PairedCalls, Tensor, TensorPair
 def tensor_pairs(paired: PairedCalls) -> list[TensorPair]:
     """Return the tensors of a pair of calls in pairs: inputs first, by slot of side a.
 
-    Those of one argument belong together, then those of one slot where an argument is unknown or
-    the shapes agree, then those of one shape in order, then the only ones that are left. What has
-    no partner stands behind the others of its side.
+    Those of one keyword belong together, then those of one argument, then those of one slot where
+    an argument is unknown or the shapes agree, then those of one shape in order, then the only ones
+    that are left. What has no partner stands behind the others of its side.
     """
     a, b = paired.a, paired.b
     return [
@@ -27,7 +28,7 @@ def _pairs(a: Sequence[Tensor], b: Sequence[Tensor]) -> list[TensorPair]:
         return [TensorPair(a[0], b[0])]
     left = list(b)
     partner: dict[int, Tensor] = {}
-    for same in (_by_argument, _by_slot, _by_shape):
+    for same in (_by_word, _by_argument, _by_slot, _by_shape):
         _join(a, left, partner, same)
     alone = [tensor for tensor in a if tensor.slot not in partner]
     if len(alone) == len(left) == 1:
@@ -51,6 +52,12 @@ def _join(
         at = next((at for at, other in enumerate(left) if key(other, known) == own), None)
         if at is not None:
             partner[tensor.slot] = left.pop(at)
+
+
+def _by_word(tensor: Tensor, known: bool) -> Hashable:
+    # Keywords may come in any order, and have the numbers of theirs.
+    place = place_of(tensor.argument)
+    return None if place is None else place.word or None
 
 
 def _by_argument(tensor: Tensor, known: bool) -> Hashable:

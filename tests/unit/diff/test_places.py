@@ -36,6 +36,12 @@ def test_an_argument_goes_before_its_slot():
     assert slots(a, b) == [(0, 0), (1, None), (2, 1)]
 
 
+def test_keywords_belong_together_in_whatever_order():
+    a = of(named(0, "input.0"), named(1, "input.1:=min"), named(2, "input.2:=max:int"))
+    b = of(named(0, "input.0"), named(1, "input.1:=max"))
+    assert slots(a, b) == [(0, 0), (1, None), (2, 1)]
+
+
 def test_marks_of_an_argument_do_not_part_it():
     assert slots(of(named(0, "input.0:recompute")), of(named(0, "input.0"))) == [(0, 0)]
 

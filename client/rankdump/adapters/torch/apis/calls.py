@@ -7,13 +7,12 @@ themselves, inside one another as well.
 from __future__ import annotations
 
 import inspect
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
 from rankdump.adapters.api_calls import CallNumbers
+from rankdump.adapters.torch.apis.frames import Frame, Thread
 from rankdump.adapters.torch.apis.mode import ApiMode
 from rankdump.adapters.torch.apis.modules import Role, role_of
 from rankdump.adapters.torch.apis.names import BACKWARD, Api, api, operator
@@ -23,7 +22,6 @@ from rankdump.adapters.torch.guard import shielded
 from rankdump.adapters.torch.internals import called_past_modes, has_mode, put_mode, take_mode
 from rankdump.adapters.torch.observing import Observer
 from rankdump.adapters.torch.raising import (
-    Fault,
     comes_from,
     fault_of,
     handled_now,
@@ -31,34 +29,6 @@ from rankdump.adapters.torch.raising import (
 )
 from rankdump.adapters.torch.scopes import COMPILED, Operator
 from rankdump.contract.layout.api_name import ApiCall
-
-
-@dataclass(slots=True, eq=False)
-class _Frame:
-    """A module's call that has begun."""
-
-    operator: Operator
-    role: Role
-    handled: int
-    """The error that the script was handling already."""
-    took_mode: bool = False
-    """The mode is off while it runs."""
-    calling: Calling | None = None
-
-
-class _Thread(threading.local):
-    """What is open in this thread."""
-
-    def __init__(self) -> None:
-        self.frames: list[_Frame] = []
-        self.generation = 0
-        self.met = False
-        """Whether the mode was put into this thread before."""
-        self.running = 0
-        """Functions that run, for which torch took the mode off."""
-        self.paused = False
-        self.fault: Fault | None = None
-        """The last error that came out of a module."""
 
 
 class ApiCalls:
@@ -79,7 +49,7 @@ class ApiCalls:
         self._records = records
         self._roles: dict[Operator, Role] = {}
         self._numbers = CallNumbers()
-        self._thread = _Thread()
+        self._thread = Thread()
         self._generation = 0
 
     def restart(self) -> None:
@@ -125,7 +95,7 @@ class ApiCalls:
             return
         self._meet()
         role = self._role(operator)
-        frame = _Frame(operator, role, handled_now())
+        frame = Frame(operator, role, handled_now())
         frames.append(frame)
         if not role.layer:
             self._model_called()
@@ -169,7 +139,7 @@ class ApiCalls:
         """Report that a hook could not do its work."""
         self._observer.failed(error)
 
-    def _close(self, frame: _Frame, result: object) -> None:
+    def _close(self, frame: Frame, result: object) -> None:
         thread, error = self._thread, raised_since(frame.handled)
         raised = error is not None and not comes_from(error, thread.fault)
         thread.fault = None if error is None else fault_of(error)
@@ -244,7 +214,7 @@ class ApiCalls:
             role = self._roles[operator] = role_of(operator)
         return role
 
-    def _frames(self) -> list[_Frame]:
+    def _frames(self) -> list[Frame]:
         thread = self._thread
         if thread.generation != self._generation:
             thread.frames.clear()

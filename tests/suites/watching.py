@@ -1,0 +1,51 @@
+"""What tests of hooks on torch models share: one armed iteration, and what it must leave behind."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from rankdump.adapters.torch.apis import ApiHook, ApiOptions
+from rankdump.adapters.torch.scopes import COMPILED
+from rankdump.values import IterationHook
+
+COMPILING = [
+    # torch's own compiler meets deprecations of the interpreter and of itself.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
+]
+
+
+@contextmanager
+def armed(hook: IterationHook) -> Generator[None]:
+    """Have a hook observe one iteration, and leave then."""
+    try:
+        hook.iteration_begins(0, armed=True)
+        yield
+        hook.iteration_ends(0, armed=True)
+    finally:
+        hook.detach()
+
+
+@contextmanager
+def watched(recorder: Any, model: nn.Module | None = None, **options: Any) -> Generator[ApiHook]:
+    """Observe calls of APIs for the length of one armed iteration."""
+    hook = ApiHook(model or nn.Sequential(), recorder, 0, ApiOptions(**options))
+    with armed(hook):
+        yield hook
+    assert not modes()
+    assert not [warning for warning in recorder.warnings if warning != COMPILED]
+    assert not recorder.open
+
+
+def modes() -> list[TorchFunctionMode]:
+    """Return the function modes of this thread, the innermost one last."""
+    stack: Any = torch._C
+    return [stack._get_function_stack_at(at) for at in range(stack._len_torch_function_stack())]
