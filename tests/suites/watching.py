@@ -1,4 +1,4 @@
-"""What tests of hooks on torch models share: one armed iteration, and what it must leave behind."""
+"""What tests of hooks on torch's API share: one armed iteration, and what it must leave behind."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from torch.overrides import TorchFunctionMode
 
 from rankdump.adapters.torch.apis import ApiHook, ApiOptions
 from rankdump.adapters.torch.scopes import COMPILED
-from rankdump.values import IterationHook
 
 COMPILING = [
     # torch's own compiler meets deprecations of the interpreter and of itself.
@@ -24,22 +23,15 @@ COMPILING = [
 
 
 @contextmanager
-def armed(hook: IterationHook) -> Generator[None]:
-    """Have a hook observe one iteration, and leave then."""
-    try:
-        hook.iteration_begins(0, armed=True)
-        yield
-        hook.iteration_ends(0, armed=True)
-    finally:
-        hook.detach()
-
-
-@contextmanager
 def watched(recorder: Any, model: nn.Module | None = None, **options: Any) -> Generator[ApiHook]:
     """Observe calls of APIs for the length of one armed iteration."""
     hook = ApiHook(model or nn.Sequential(), recorder, 0, ApiOptions(**options))
-    with armed(hook):
+    try:
+        hook.iteration_begins(0, armed=True)
         yield hook
+        hook.iteration_ends(0, armed=True)
+    finally:
+        hook.detach()
     assert not modes()
     assert not [warning for warning in recorder.warnings if warning != COMPILED]
     assert not recorder.open

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 import torch
-from suites.watching import armed
 
 from rankdump.adapters.torch import attach
 from rankdump.contract.dtypes import element_type
@@ -230,8 +229,12 @@ def seeded() -> None:
 def observed(model: torch.nn.Module, recorder: FakeRecorder) -> Generator[IterationHook]:
     """Attach for the length of one armed iteration."""
     hook = attach(model, recorder, 0)
-    with armed(hook):
+    try:
+        hook.iteration_begins(0, armed=True)
         yield hook
+        hook.iteration_ends(0, armed=True)
+    finally:
+        hook.detach()
 
 
 Observed = Callable[[torch.nn.Module, FakeRecorder], AbstractContextManager[IterationHook]]
