@@ -94,7 +94,7 @@ def names(recorder) -> list[str]:
 
 def test_the_golden_dump(recorder) -> None:
     """The same names in the same order as the real tool, the same shapes, and its figures."""
-    lines = (GOLDEN / "torch_api_dump_info.pkl").read_text().splitlines()
+    lines = (GOLDEN / "torch_api_dump_info.json").read_text().splitlines()
     golden = [json.loads(line) for line in lines]
     losses = train(2, recorder, ApiOptions(retain_backward=True, layers_once=True))
     assert names(recorder) == [record[0] for record in golden]
@@ -414,3 +414,17 @@ def test_workers_of_a_loader_are_not_seen(recorder) -> None:
         batches = list(loader)
         torch.sigmoid(batches[0])
     assert {t.op_type for t in recorder.taken} == {"Torch_sigmoid"}
+
+
+def test_marks_of_each_call_do_not_use_up_those_that_come_once(recorder) -> None:
+    """A dump of statistics, then one of files: each layer has its file all the same."""
+    hook = ApiHook(net := SmallNet(), recorder, 0, ApiOptions(layers_once=False))
+    hook.iteration_begins(0, True)
+    net(batch(0)[0])
+    hook.record_with(recorder, ApiOptions(layers_once=True))
+    recorder.taken.clear()
+    net(batch(0)[0])
+    net(batch(0)[0])
+    hook.detach()
+    marks = [taken.op_name for taken in recorder.taken if taken.op_type.startswith("LAYER_")]
+    assert len(marks) == len(set(marks)) == 11

@@ -109,9 +109,10 @@ class Records:
     def mark(self, layer: str, frame: FrameType | None) -> None:
         """Hand over the mark of a module, by its path with dots."""
         call, observer = layer_call(layer), self._observer
-        if self._options.layers_once and layer in self._marked:
+        once = self._options.layers_once
+        if once and layer in self._marked:
             return
-        if not self._options.scope(call) or not self._first(layer):
+        if not self._options.scope(call) or (once and not self._first(layer)):
             return
         observer.recorder.entered(observer.graph, call.name)
         observer.recorder.called(observer.graph, layer_name(layer), self._sites.stack(frame))
@@ -120,11 +121,11 @@ class Records:
         observer.settled(call.name)
 
     def _first(self, layer: str) -> bool:
-        """Return whether a mark is to be handed over, of those that are only once the first."""
+        """Return whether a mark, of those that are handed over once, was not handed over before."""
         with self._lock:
             known = layer in self._marked
             self._marked.add(layer)
-        return not (known and self._options.layers_once)
+        return not known
 
     def _hand_over(self, calling: Calling, side: Side, leaves: Sequence[ApiLeaf]) -> list[Leaf]:
         op_type, recomputed = calling.call.op_type, calling.repeat is not None
