@@ -51,6 +51,14 @@ class MindSporeTensor:
         """Return the elements where they lie; None if they lie in another way than packed."""
         return self._array.elements()
 
+    def unordered(self) -> memoryview | None:
+        """Return the elements where they lie, in any order; None where even that needs a copy."""
+        return self._array.unordered()
+
+    def standing(self) -> None:
+        """Return None: MindSpore keeps no record of changes."""
+        return
+
     def copied(self) -> bytes:
         """Return a copy of the elements, C order, little endian."""
         return self._array.copied()
