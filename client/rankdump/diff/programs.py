@@ -103,15 +103,17 @@ def _in_time(key: TensorKey) -> tuple[int, str, int]:
 
 
 def _call(position: int, call: _Open) -> Call:
-    first, tensors = call.first, sorted(call.tensors.values(), key=lambda tensor: tensor.slot)
-    name = first.op_name
+    first, name = call.first, call.first.op_name
+    tensors = list(call.tensors.values())
+    if len(tensors) > 1:
+        tensors.sort(key=lambda tensor: tensor.slot)
     api = api_name.call_of(name)
     return Call(
         position=position,
         op_type=first.op_type,
         op_name=name,
-        inputs=tuple(tensor for tensor in tensors if tensor.side is Side.INPUT),
-        outputs=tuple(tensor for tensor in tensors if tensor.side is Side.OUTPUT),
+        inputs=tuple([tensor for tensor in tensors if tensor.side is Side.INPUT]),
+        outputs=tuple([tensor for tensor in tensors if tensor.side is Side.OUTPUT]),
         graph=first.key.graph,
         backward=name.startswith(GRADIENTS) or (api is not None and api.direction == "backward"),
         recomputed=call.recomputed or name.startswith(RECOMPUTED),

@@ -13,6 +13,7 @@ import stat
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 
 from rankdump.contract.errors import DamagedError
@@ -54,7 +55,7 @@ class _Found:
         folder = self.root / where
         try:
             with os.scandir(folder) as listed:
-                return sorted((e for e in listed if e.name[0] != "."), key=lambda e: e.name)
+                return sorted((e for e in listed if e.name[0] != "."), key=attrgetter("name"))
         except OSError as error:
             self.problems.append(f"{folder}: cannot be read: {error.strerror}")
             return []
