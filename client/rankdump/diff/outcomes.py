@@ -36,13 +36,19 @@ def outcome_of(pair: TensorPair, settings: Settings) -> Outcome:
         return Outcome(Verdict.UNREADABLE, (f"no memory for the two: {sizes} bytes",))
 
 
+_SAME = Outcome(Verdict.EQUAL)
+"""By their digests."""
+
+
 def decided_unread(pair: TensorPair, settings: Settings) -> Outcome | None:
     """Return the outcome of a pair that needs no file for it; None for any other."""
     a, b = pair.a, pair.b
     if a is None or b is None:
         return _unread(Verdict.UNMATCHED, a, b)
     if a.digest and a.digest == b.digest and a.shape == b.shape and a.dtype and a.dtype == b.dtype:
-        return _unread(Verdict.EQUAL, a, b)
+        # Thousands of pairs have one outcome, where nothing more is known of them.
+        known = a.figures or b.figures or a.dtype == "bool"
+        return _unread(Verdict.EQUAL, a, b) if known else _SAME
     if a.shape is not None and b.shape is not None and not _comparable(a.shape, b.shape):
         return _unread(Verdict.SHAPE, a, b, _shapes(a.shape, b.shape))
     if a.entry is None and b.entry is None:

@@ -104,20 +104,27 @@ def _in_time(key: TensorKey) -> tuple[int, str, int]:
 
 def _call(position: int, call: _Open) -> Call:
     first, name = call.first, call.first.op_name
-    tensors = list(call.tensors.values())
-    if len(tensors) > 1:
-        tensors.sort(key=lambda tensor: tensor.slot)
+    inputs, outputs = _sides(list(call.tensors.values()))
     api = api_name.call_of(name)
     return Call(
         position=position,
         op_type=first.op_type,
         op_name=name,
-        inputs=tuple([tensor for tensor in tensors if tensor.side is Side.INPUT]),
-        outputs=tuple([tensor for tensor in tensors if tensor.side is Side.OUTPUT]),
+        inputs=inputs,
+        outputs=outputs,
         graph=first.key.graph,
         backward=name.startswith(GRADIENTS) or (api is not None and api.direction == "backward"),
         recomputed=call.recomputed or name.startswith(RECOMPUTED),
     )
+
+
+def _sides(tensors: list[Tensor]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """Return inputs and outputs, each by slot."""
+    if len(tensors) == 1:  # most parameters and gradients
+        return (tuple(tensors), ()) if tensors[0].side is Side.INPUT else ((), tuple(tensors))
+    tensors.sort(key=lambda tensor: tensor.slot)
+    inputs = [tensor for tensor in tensors if tensor.side is Side.INPUT]
+    return tuple(inputs), tuple([tensor for tensor in tensors if tensor.side is Side.OUTPUT])
 
 
 def _repeated(tensor: _Named) -> bool:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from rankdump.contract.errors import DamagedError
 from rankdump.contract.key import Side, TensorKey
@@ -20,8 +21,7 @@ from rankdump.reader.manifests import Manifested, Said
 _MEMBER = re.compile(rf"(input|output)\.({NUMBER})")
 
 
-@dataclass(frozen=True, slots=True)
-class File:
+class File(NamedTuple):
     """One file that holds tensors."""
 
     folder: Folder
@@ -43,7 +43,7 @@ class File:
     @property
     def operator(self) -> tuple[str, FileName]:
         """The operator it belongs to: the same for its whole file and for those of one tensor."""
-        says = replace(self.says, kind=FileKind.OPERATOR, side=Side.INPUT, slot=0)
+        says = self.says._replace(kind=FileKind.OPERATOR, side=Side.INPUT, slot=0)
         return self.where, says
 
 

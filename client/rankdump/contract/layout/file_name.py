@@ -17,8 +17,8 @@ form of aclnn's names has the API's name first, which is the operator's.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from rankdump.contract.key import Side
 
@@ -69,9 +69,8 @@ class FileKind(Enum):
         return self in (FileKind.TENSOR, FileKind.OPERATOR, FileKind.MEMBER)
 
 
-@dataclass(frozen=True, slots=True)
-class FileName:
-    """A name taken apart."""
+class FileName(NamedTuple):
+    """A name taken apart. There is one for each file of a tree: no value is made faster."""
 
     kind: FileKind
     op_type: str
