@@ -16,12 +16,9 @@ from dataclasses import dataclass
 from . import apidump_steps, troubleshooter_steps
 from .host import Host, running_host
 from .result import Result, median
-from .training import STEPS, WARMUP_STEPS
+from .training import EARLY, GROWTH_STEPS, LATE, STEPS, WARMUP_STEPS
 
 REPETITIONS = 3
-GROWTH_STEPS = 22
-EARLY, LATE = slice(1, 4), slice(19, 22)
-"""Around step 1 and around step 20."""
 SUSTAINED_STEP = 8
 
 

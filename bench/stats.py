@@ -19,15 +19,12 @@ from . import msprobe_steps
 from .encoder import SHAPES, encoder_trainer
 from .host import Host, running_host
 from .result import Result, median
-from .training import STEPS, WARMUP_STEPS, step_times
+from .training import EARLY, GROWTH_STEPS, LATE, STEPS, WARMUP_STEPS, step_times
 from .trees import check_complete
 
 REPETITIONS = 5
 SUSTAINED_STEPS = 12
 BUFFER_FULL_STEP = 8
-GROWTH_STEPS = 22
-EARLY, LATE = slice(1, 4), slice(19, 22)
-"""Around step 1 and around step 20; step 0 also describes the graph."""
 GROWTH_REPETITIONS = 7
 
 

@@ -15,6 +15,9 @@ from .timing import seconds
 WARMUP_STEPS = 2
 MEASURED_STEPS = 3
 STEPS = WARMUP_STEPS + MEASURED_STEPS
+GROWTH_STEPS = 22
+EARLY, LATE = slice(1, 4), slice(19, 22)
+"""Around step 1 and around step 20; step 0 also describes the graph."""
 
 
 @dataclass(slots=True)

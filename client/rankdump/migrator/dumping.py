@@ -126,7 +126,8 @@ class Dumping:
         if earlier is not None:
             earlier.leave()
         dropouts = framework.without_dropout(net)
-        self._say(f"dropout drops nothing from now on; the model has {dropouts}")
+        layers = f"{dropouts} {'layer' if dropouts == 1 else 'layers'} of the model"
+        self._say(f"dropout is off from now on, in {layers} and where it is called as a function")
         hook = framework.api_hook(net, Silence(), graph=0, options=SILENT)
         hook.iteration_begins(0, False)
         watch = framework.watch_steps(net, self)
