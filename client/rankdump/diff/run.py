@@ -75,10 +75,11 @@ def compare(
     settings = _settings(Tolerances(rtol, atol, equal_nan), match, mapping, msaccucmp)
     notes: list[str] = []
     opened: dict[str, Dump] = {}
-    sides = [
-        _side(_dump(source, opened), filters, own_rank, own_step, notes)
-        for source, own_rank, own_step in ((a, rank_a, iteration_a), (b, rank_b, iteration_b))
-    ]
+    with collector_paused():
+        sides = [
+            _side(_dump(source, opened), filters, own_rank, own_step, notes)
+            for source, own_rank, own_step in ((a, rank_a, iteration_a), (b, rank_b, iteration_b))
+        ]
     rows, ranks = _rows(sides[0], sides[1], settings, notes, processes, dask, progress)
     of_all, of_ranks = origins(rows, Sides(sides[0].dump, sides[1].dump, ranks))
     return Report(
@@ -131,8 +132,7 @@ def _side(
     filters = cast("Filters", given)
     left = dump.where(**filters) if filters else dump
     notes.extend(dump.problems)
-    with collector_paused():
-        programs = programs_of(left, notes)
+    programs = programs_of(left, notes)
     if not programs:
         raise _nothing_left(dump, filters)
     return _Side(label, left, programs)

@@ -75,7 +75,7 @@ class Dump:
 
     def where(self, **filters: Unpack[Filters]) -> Dump:
         """Return the part of this dump that the filters leave; ConfigError for a bad one."""
-        return Dump(self._tree, (*self._queries, selected(filters)))
+        return Dump(self._tree, (*self._queries, selected(filters))) if filters else self
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -166,7 +166,8 @@ class Dump:
 
     @cached_property
     def _entries(self) -> tuple[Entry, ...]:
-        return tuple(entry for entry in self._tree.entries if self._keeps(entry))
+        every = self._tree.entries
+        return tuple(filter(self._keeps, every)) if self._queries else every
 
     @cached_property
     def _named(self) -> tuple[Entry | Figures, ...]:

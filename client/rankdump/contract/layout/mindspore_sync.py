@@ -109,15 +109,7 @@ def file_of(name: str) -> FileName | None:
     if fields is None:
         return None
     op_type, op_name, task, stream, stamp, side, slot, laid, element = fields.groups("")
-    return FileName(
-        kind=FileKind.TENSOR,
-        op_type=op_type,
-        op_name=op_name,
-        task=int(task),
-        stream=int(stream),
-        timestamp_us=int(stamp),
-        side=Side.INPUT if side == "input" else Side.OUTPUT,
-        slot=int(slot),
-        tensor_format=laid,
-        element=element,
-    )
+    meant = Side.INPUT if side == "input" else Side.OUTPUT
+    # By place: names take a fifth of the time that a name takes to be read.
+    numbers = int(task), int(stream), int(stamp)
+    return FileName(FileKind.TENSOR, op_type, op_name, *numbers, meant, int(slot), laid, element)

@@ -76,7 +76,7 @@ def _exact(pairing: Pairing) -> None:
 
 
 def _alike(pairing: Pairing) -> set[Family]:
-    """Return the families whose calls have the same names on both sides."""
+    """Return the families whose numbered calls have the same names on both sides."""
     names_a, names_b = _names(pairing.a), _names(pairing.b)
     return {kind for kind, names in names_a.items() if names_b.get(kind) == names}
 
@@ -84,7 +84,8 @@ def _alike(pairing: Pairing) -> set[Family]:
 def _names(program: Program) -> dict[Family, list[str]]:
     found: dict[Family, list[str]] = {}
     for call in program.calls:
-        found.setdefault(family(call), []).append(call.op_name)
+        if numbered(call):
+            found.setdefault(family(call), []).append(call.op_name)
     return {kind: sorted(names) for kind, names in found.items()}
 
 
