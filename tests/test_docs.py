@@ -9,7 +9,8 @@ from rankdump.cli.commands import COMMANDS
 from rankdumpd.main import main as rankdumpd
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "deploy").glob("*")]
+DEPLOYED = [each for each in (ROOT / "deploy").rglob("*") if each.is_file()]
+PAGES = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *DEPLOYED]
 
 
 def told(pattern: str) -> set[str]:

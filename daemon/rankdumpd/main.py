@@ -142,12 +142,12 @@ def _with_workers(settings: AgentSettings, workers: int | None) -> AgentSettings
     return settings if workers is None else dataclasses.replace(settings, workers=workers)
 
 
-def _agent(settings: AgentSettings) -> Agent | Front:
-    machine.give_way(settings.nice)
-    if settings.workers > 1:
+def _agent(settings: Settings) -> Agent | Front:
+    machine.give_way(settings.agent.nice)
+    if settings.agent.workers > 1:
         return Front(settings, os.environ)
-    bring_home_alone(settings)
-    return Agent(settings)
+    bring_home_alone(settings.agent)
+    return Agent(settings.agent)
 
 
 def _task(settings: AgentSettings, source: Path, tree: Path) -> Task:
@@ -168,7 +168,7 @@ def _ingest(settings: AgentSettings) -> tuple[IngestRoom, ...]:
 def _serve_agent(settings: Settings, leash: Leash | None) -> int:
     # A folder is followed once on a host, by whoever is above the workers.
     ingest = () if leash else _ingest(settings.agent)
-    agent = _agent(settings.agent)
+    agent = _agent(settings)
     server = Server(settings.agent.listen, (agent,))
     timeout_s = settings.agent.drain_timeout_s
     return lifecycle.run((agent, *ingest), server, drain_timeout_s=timeout_s, leash=leash)
@@ -182,7 +182,7 @@ def _serve_coordinator(settings: Settings) -> int:
 
 def _serve_both(settings: Settings, *, ends_with_job: bool) -> int:
     ingest = _ingest(settings.agent)
-    agent = _agent(settings.agent)
+    agent = _agent(settings)
     coordinator = Coordinator(settings.coordinator, ends_with_job=ends_with_job)
     server = Server(settings.agent.listen, (agent, coordinator))
     rooms = (agent, *ingest, coordinator)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import logging
 import os
 import socket
@@ -18,6 +17,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from rankdump.contract.errors import ConfigError
+from rankdump.wire.channel import is_loopback
 
 MAX_RECEIVE_BYTES = 8 << 20
 # Every open stream holds a thread, of 1,024 agents as well; they are started only when needed.
@@ -154,13 +154,8 @@ def _taken(address: str, cause: str) -> ConfigError:
 
 
 def _check_loopback(address: str) -> None:
-    host, _, port = address.rpartition(":")
-    bare = host.removeprefix("[").removesuffix("]")
-    try:
-        local = bare == "localhost" or ipaddress.ip_address(bare).is_loopback
-    except ValueError:
-        local = False
-    if not local or not port.isdecimal() or int(port) > 0xFFFF:
+    port = address.rpartition(":")[2]
+    if not is_loopback(address) or not port.isdecimal() or int(port) > 0xFFFF:
         raise ConfigError(
             "listen", "", address, "unix:/path, or host:port on loopback as long as there is no TLS"
         )

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
-from rankdump.contract import findings, status, timeouts
+from rankdump.contract import findings, room, status, timeouts
 from rankdump.contract.status import StatusView
 from rankdump.contract.timeouts import TimeoutHint
 
@@ -80,7 +80,7 @@ def _of(kind: Any, found: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 def _words(kind: Any) -> dict[str, str]:
     """Return what the source says below each field."""
-    module = next(m for m in (status, findings, timeouts) if m.__name__ == kind.__module__)
+    module = next(m for m in (status, findings, room, timeouts) if m.__name__ == kind.__module__)
     body = next(
         node.body
         for node in ast.parse(inspect.getsource(module)).body

@@ -4,6 +4,7 @@
     |-- PermanentError      the same input fails the same way again
     |   |-- ConfigError     a configuration says something it may not
     |   |-- RefusedError    the other side understood and said no
+    |   |   `-- ForbiddenError  it is not for this caller
     |   |-- UnsupportedError  a tensor whose bytes no format here can hold
     |   |-- ProtocolError   a message that contradicts itself or its predecessors
     |   `-- DamagedError    a file is not what its name or its checksum says
@@ -48,6 +49,10 @@ MISSING = object()
 
 class RefusedError(PermanentError):
     """The other side understood the request and said no."""
+
+
+class ForbiddenError(RefusedError):
+    """It is not for this caller: the certificate, the token or the role is not the right one."""
 
 
 class UnsupportedError(PermanentError):

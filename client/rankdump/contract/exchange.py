@@ -35,6 +35,8 @@ class SessionRequest:
     """The user's configuration file, byte for byte."""
     wants_slab: bool = False
     """It can map shared memory of this host."""
+    secret: bytes = field(default=b"", repr=False)
+    """Chosen by the client and told to nobody else: who resumes the session has to know it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from enum import Enum
 
 from rankdump.contract.events import EventKind
 from rankdump.contract.findings import Finding
+from rankdump.contract.room import DiskStatus, JobUsage, MemoryStatus
 from rankdump.contract.timeouts import TimeoutHint
 
 
@@ -164,10 +165,14 @@ class StatusView:
     findings: tuple[str, ...] = ()
     """What people should know, a sentence each."""
     agents: tuple[AgentStatus, ...] = ()
-    """This and what follows comes from coordinators only."""
+    """This comes from coordinators only, and so do merges and hints."""
     merges: tuple[MergeStatus, ...] = ()
     hints: tuple[TimeoutHint, ...] = ()
     order_findings: tuple[Finding, ...] = ()
+    disks: tuple[DiskStatus, ...] = ()
+    """This and what follows comes from agents only."""
+    usage: tuple[JobUsage, ...] = ()
+    memory: MemoryStatus = field(default_factory=MemoryStatus)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from rankdump.contract.errors import ProtocolError
 from rankdump.contract.events import EventKind
 from rankdump.contract.findings import Finding, FindingKind
+from rankdump.contract.room import DiskStatus, JobUsage, MemoryStatus, MetricSample
 from rankdump.contract.status import (
     AgentStatus,
     ClockEstimate,
@@ -18,7 +21,7 @@ from rankdump.contract.status import (
 )
 from rankdump.contract.timeouts import HintLevel, TimeoutHint, TimeoutLimit
 from rankdump.wire.fields import common
-from rankdump.wire.v1 import coordinator_pb2, events_pb2, status_pb2
+from rankdump.wire.v1 import coordinator_pb2, events_pb2, metrics_pb2, status_pb2
 
 _STATES = {
     SessionState.OPEN: status_pb2.SESSION_STATE_OPEN,
@@ -148,6 +151,9 @@ def view_to_wire(view: StatusView) -> status_pb2.StatusView:
         merges=(status_pb2.MergeStatus(**common(merge, MergeStatus)) for merge in view.merges),
         hints=map(timeout_hint_to_wire, view.hints),
         order_findings=map(finding_to_wire, view.order_findings),
+        disks=(status_pb2.DiskStatus(**common(disk, DiskStatus)) for disk in view.disks),
+        usage=(status_pb2.JobUsage(**common(job, JobUsage)) for job in view.usage),
+        memory=status_pb2.MemoryStatus(**common(view.memory, MemoryStatus)),
     )
 
 
@@ -163,7 +169,24 @@ def view_from_wire(message: status_pb2.StatusView) -> StatusView:
         merges=tuple(MergeStatus(**common(merge, MergeStatus)) for merge in message.merges),
         hints=tuple(map(timeout_hint_from_wire, message.hints)),
         order_findings=tuple(map(finding_from_wire, message.order_findings)),
+        disks=tuple(DiskStatus(**common(disk, DiskStatus)) for disk in message.disks),
+        usage=tuple(JobUsage(**common(job, JobUsage)) for job in message.usage),
+        memory=MemoryStatus(**common(message.memory, MemoryStatus)),
     )
+
+
+def samples_to_wire(samples: Iterable[MetricSample]) -> metrics_pb2.MetricsResponse:
+    """Return the message of metrics."""
+    return metrics_pb2.MetricsResponse(
+        samples=(metrics_pb2.MetricSample(**common(sample, MetricSample)) for sample in samples)
+    )
+
+
+def samples_from_wire(message: metrics_pb2.MetricsResponse) -> list[MetricSample]:
+    """Read metrics."""
+    return [
+        MetricSample(sample.name, sample.value, dict(sample.labels)) for sample in message.samples
+    ]
 
 
 def entry_to_wire(entry: OrderEntry) -> coordinator_pb2.OrderEntry:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-VERSION = 4
+VERSION = 5
 """Of the tables below, as the file's `user_version` says it; the first ones had none."""
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS sessions (
@@ -13,7 +13,9 @@ CREATE TABLE IF NOT EXISTS sessions (
     watermark INTEGER NOT NULL,      -- every frame up to here stands below; more may
     iterations_seen INTEGER NOT NULL,
     notes TEXT NOT NULL,             -- JSON list
-    graphs TEXT NOT NULL             -- JSON list: graphs whose program order is in the tree
+    graphs TEXT NOT NULL,            -- JSON list: graphs whose program order is in the tree
+    secret_hash TEXT NOT NULL DEFAULT '',  -- of what only its rank knows, SHA-256; empty: nothing
+    opened_us INTEGER NOT NULL DEFAULT 0   -- since the epoch; 0 when it is not known
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS records (
     session_id TEXT NOT NULL,
@@ -70,6 +72,7 @@ CREATE TABLE IF NOT EXISTS iterations (
     stall_us INTEGER NOT NULL DEFAULT 0,
     first_position INTEGER NOT NULL DEFAULT 0,
     last_position INTEGER NOT NULL DEFAULT 0,
+    ended_us INTEGER NOT NULL DEFAULT 0,   -- since the epoch; 0 when it is not known
     PRIMARY KEY (session_id, sequence)
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS log (
@@ -90,6 +93,19 @@ CREATE TABLE IF NOT EXISTS reporting (
     lost_events INTEGER NOT NULL,
     lost_states INTEGER NOT NULL     -- items of any other kind
 );
+CREATE TABLE IF NOT EXISTS pins (
+    job_id TEXT PRIMARY KEY,         -- whose iterations stay
+    since_us INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS retired (
+    session_id TEXT NOT NULL,
+    iteration INTEGER NOT NULL,      -- that was removed, or is being
+    began_us INTEGER NOT NULL,
+    done INTEGER NOT NULL,           -- its files are gone
+    bytes INTEGER NOT NULL,          -- what they took
+    status TEXT NOT NULL,            -- JSON: its balance
+    PRIMARY KEY (session_id, iteration)
+) WITHOUT ROWID;
 """
 MIGRATIONS = {
     0: """
@@ -114,6 +130,12 @@ ALTER TABLE records ADD COLUMN head_bytes INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE records ADD COLUMN whole TEXT NOT NULL DEFAULT '';
 ALTER TABLE records ADD COLUMN whole_name TEXT NOT NULL DEFAULT '';
 ALTER TABLE records ADD COLUMN joined INTEGER NOT NULL DEFAULT 0;
+""",
+    # Nobody asked a session for a secret, and iterations stayed for ever.
+    4: """
+ALTER TABLE sessions ADD COLUMN secret_hash TEXT NOT NULL DEFAULT '';
+ALTER TABLE sessions ADD COLUMN opened_us INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE iterations ADD COLUMN ended_us INTEGER NOT NULL DEFAULT 0;
 """,
 }
 """What makes the tables of an older version those of the next one."""

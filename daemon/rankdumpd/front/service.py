@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import os
 import time
@@ -26,7 +27,7 @@ from rankdumpd.front.servicer import FrontServicer
 from rankdumpd.front.sharding import worker_of
 from rankdumpd.front.worker import Worker
 from rankdumpd.server import socket_path
-from rankdumpd.settings import AgentSettings, environment, without_settings
+from rankdumpd.settings import AgentSettings, Settings, environment, without_settings
 
 _log = logging.getLogger(__name__)
 
@@ -41,9 +42,10 @@ class Front:
 
     service_names: tuple[str, ...] = (SERVICE_NAME,)
 
-    def __init__(self, settings: AgentSettings, environ: Mapping[str, str]) -> None:
+    def __init__(self, every: Settings, environ: Mapping[str, str]) -> None:
         """Give `environ` to the workers, with settings of their own."""
-        self._settings = settings
+        self._every = every
+        self._settings = settings = every.agent
         # The longest of all the paths there will be.
         socket_path(shares.beside(settings.listen, settings.workers - 1))
         self._group = group_of(settings.runtime_group)
@@ -116,7 +118,8 @@ class Front:
         )
         inherited = without_settings(environ)
         inherited.pop(_NOT_INHERITED, None)
-        return Worker(index, folder=home.state_dir, environ=inherited | environment(share))
+        own = environment(dataclasses.replace(self._every, agent=share))
+        return Worker(index, folder=home.state_dir, environ=inherited | own)
 
     def _make_runtime_folders(self) -> None:
         for worker in self._workers:

@@ -16,13 +16,17 @@ from pathlib import Path
 from typing import Any, cast
 
 from rankdump.contract.errors import ConfigError
+from rankdumpd.settings.guard import LogSettings, MetricsSettings, TlsSettings
 from rankdumpd.settings.sections import AgentSettings, CoordinatorSettings
 
 __all__ = [
     "ENVIRONMENT_PREFIX",
     "AgentSettings",
     "CoordinatorSettings",
+    "LogSettings",
+    "MetricsSettings",
     "Settings",
+    "TlsSettings",
     "environment",
     "load",
     "without_settings",
@@ -36,10 +40,13 @@ _TRUTH = {"true": True, "false": False}
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Both processes; each reads its own section."""
+    """Both processes; each reads its own section, and those behind them."""
 
     agent: AgentSettings = field(default_factory=AgentSettings)
     coordinator: CoordinatorSettings = field(default_factory=CoordinatorSettings)
+    tls: TlsSettings = field(default_factory=TlsSettings)
+    metrics: MetricsSettings = field(default_factory=MetricsSettings)
+    log: LogSettings = field(default_factory=LogSettings)
 
     def lines(self) -> list[str]:
         """Return the resolved settings as the lines of a TOML file."""
@@ -53,14 +60,23 @@ class Settings:
         return found
 
 
-_DEFAULTS = {"agent": AgentSettings(), "coordinator": CoordinatorSettings()}
+_SECTIONS: dict[str, type[Any]] = {
+    "agent": AgentSettings,
+    "coordinator": CoordinatorSettings,
+    "tls": TlsSettings,
+    "metrics": MetricsSettings,
+    "log": LogSettings,
+}
+_OF_WORKERS = ("agent", "tls", "log")
+"""Sections that the workers of an agent have as well."""
 
 
-def environment(settings: AgentSettings) -> dict[str, str]:
-    """Return the variables that give another process exactly these settings."""
+def environment(settings: Settings) -> dict[str, str]:
+    """Return the variables that give a worker of an agent exactly these settings."""
     return {
-        _variable("agent", field.name): str(getattr(settings, field.name))
-        for field in dataclasses.fields(settings)
+        _variable(section, field.name): str(getattr(getattr(settings, section), field.name))
+        for section in _OF_WORKERS
+        for field in dataclasses.fields(_SECTIONS[section])
     }
 
 
@@ -77,8 +93,10 @@ def load(path: Path | None, environ: Mapping[str, str]) -> Settings:
     _check_environment(environ)
     try:
         return Settings(
-            agent=AgentSettings(**_values("agent", source, tables, environ)),
-            coordinator=CoordinatorSettings(**_values("coordinator", source, tables, environ)),
+            **{
+                name: section(**_values(name, source, tables, environ))
+                for name, section in _SECTIONS.items()
+            }
         )
     except ConfigError as error:
         where = source if error.file == "settings" else error.file
@@ -100,7 +118,7 @@ def _tables(path: Path | None) -> dict[str, object]:
 def _values(
     section: str, source: str, tables: Mapping[str, object], environ: Mapping[str, str]
 ) -> dict[str, Any]:
-    defaults = _DEFAULTS[section]
+    defaults = _SECTIONS[section]()
     table = tables.get(section, {})
     if not isinstance(table, dict):
         raise ConfigError(source, section, table, "a table")
@@ -140,8 +158,8 @@ def _parsed(variable: str, text: str, default: object) -> object:
 def _check_environment(environ: Mapping[str, str]) -> None:
     known = [
         _variable(section, field.name)
-        for section, defaults in _DEFAULTS.items()
-        for field in dataclasses.fields(defaults)
+        for section, kind in _SECTIONS.items()
+        for field in dataclasses.fields(kind)
     ]
     _check_names("environment", "", dict.fromkeys(filter(_is_ours, environ), ""), known)
 

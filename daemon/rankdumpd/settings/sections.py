@@ -21,6 +21,11 @@ def _absolute(key: str, folder: str) -> None:
         raise ConfigError("settings", key, folder, "an absolute folder")
 
 
+def _folders(key: str, joined: str) -> None:
+    for folder in joined.split(":") if joined else ():
+        _absolute(key, folder)
+
+
 def _between(key: str, value: float, low: float, high: float) -> None:
     if not low <= value <= high:
         raise ConfigError("settings", key, value, f"{low} to {high}")
@@ -56,8 +61,24 @@ class AgentSettings:
     """Largest tensor that is taken."""
     report_bytes: int = 1 * _GIB
     """What is kept on disk until the coordinator has it; beyond it the oldest events are lost."""
+    roots: str = ""
+    """Folders, absolute and joined by `:`, in which dumps may be; empty means anywhere."""
+    max_sessions: int = 4096
+    """Ranks that may be here at once, with those that opened a session and never came."""
     keep_free_bytes: int = 64 * _MIB
     """Tensors are refused rather than leave less than this on their disk."""
+    keep_free_ratio: float = 0.0
+    """The same as a share of the disk; the larger of both holds."""
+    keep_free_inodes_ratio: float = 0.0
+    """The same for the files that a disk can hold."""
+    disk_bytes: int = 0
+    """Most that dumps of this agent may take together; 0 means no limit."""
+    job_bytes: int = 0
+    """Most that the dump of one job may take here; 0 means no limit."""
+    retain_days: float = 0.0
+    """Iterations are removed when they are older than that; 0 means never."""
+    retain_bytes: int = 0
+    """The same, oldest first, while dumps take more than that together; 0 means never."""
     ingest_dir: str = ""
     """Folder, absolute, where MindSpore or CANN writes dumps that are taken over; empty: none."""
     ingest_into: str = ""
@@ -81,7 +102,15 @@ class AgentSettings:
             _absolute("agent.runtime_dir", self.runtime_dir)
         _between("agent.max_record_bytes", self.max_record_bytes, 1, 1 << 50)
         _between("agent.report_bytes", self.report_bytes, self.workers * _MIB, 1 << 50)
+        _folders("agent.roots", self.roots)
+        _between("agent.max_sessions", self.max_sessions, 1, 1 << 20)
         _between("agent.keep_free_bytes", self.keep_free_bytes, 0, 1 << 60)
+        _between("agent.keep_free_ratio", self.keep_free_ratio, 0, 0.99)
+        _between("agent.keep_free_inodes_ratio", self.keep_free_inodes_ratio, 0, 0.99)
+        _between("agent.disk_bytes", self.disk_bytes, 0, 1 << 60)
+        _between("agent.job_bytes", self.job_bytes, 0, 1 << 60)
+        _between("agent.retain_days", self.retain_days, 0, 36_500)
+        _between("agent.retain_bytes", self.retain_bytes, 0, 1 << 60)
         if self.ingest_dir or self.ingest_into or self.ingest_delete:
             _absolute("agent.ingest_dir", self.ingest_dir)
             _absolute("agent.ingest_into", self.ingest_into)
@@ -96,6 +125,8 @@ class CoordinatorSettings:
     """Where agents and people reach it: `unix:/path`, or `host:port` on loopback."""
     state_dir: str = "/var/lib/rankdump"
     """Folder of what survives it; absolute, and it may be the agent's."""
+    roots: str = ""
+    """Folders, absolute and joined by `:`, in which dumps may be; empty means anywhere."""
     deadline_s: float = 300.0
     """An iteration of which nothing came for so long is merged without the ranks that miss."""
     table_events: int = 1_000_000_000
@@ -110,6 +141,7 @@ class CoordinatorSettings:
     def __post_init__(self) -> None:
         _required("coordinator.listen", self.listen)
         _absolute("coordinator.state_dir", self.state_dir)
+        _folders("coordinator.roots", self.roots)
         _between("coordinator.deadline_s", self.deadline_s, 0, 86_400)
         _between("coordinator.table_events", self.table_events, 0, 1 << 40)
         _between("coordinator.trace_events", self.trace_events, 0, 1 << 40)

@@ -6,7 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankdumpd.front.shares import beside, redirect_to, share_of
-from rankdumpd.settings import AgentSettings, environment, load, without_settings
+from rankdumpd.settings import (
+    AgentSettings,
+    LogSettings,
+    Settings,
+    TlsSettings,
+    environment,
+    load,
+    without_settings,
+)
 
 MIB = 1 << 20
 
@@ -60,10 +68,14 @@ def test_where_a_worker_listens_and_how_a_rank_is_told():
 
 def test_settings_reach_another_process_through_its_environment():
     """Law: what a front decided is what its worker reads, whatever else was in the environment."""
-    mine = AgentSettings(
-        listen="unix:/a b.sock", state_dir='/x "y"', workers=2, drain_timeout_s=0.25
+    mine = Settings(
+        agent=AgentSettings(
+            listen="unix:/a b.sock", state_dir='/x "y"', workers=2, drain_timeout_s=0.25
+        ),
+        tls=TlsSettings(ca="/c", certificate="/d", key="/e"),
+        log=LogSettings(format="json"),
     )
     outer = {"PATH": "/bin", "RANKDUMPD_AGENT__LISTEN": "x", "RANKDUMPD_COORDINATOR__LISTEN": "y"}
     inherited = without_settings(outer)
     assert inherited == {"PATH": "/bin"}
-    assert load(None, inherited | environment(mine)).agent == mine
+    assert load(None, inherited | environment(mine)) == mine

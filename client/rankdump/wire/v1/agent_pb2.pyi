@@ -54,6 +54,7 @@ class OpenSessionRequest(google.protobuf.message.Message):
     PLAN_JSON_FIELD_NUMBER: builtins.int
     CONFIG_SOURCE_FIELD_NUMBER: builtins.int
     WANTS_SLAB_FIELD_NUMBER: builtins.int
+    SECRET_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     session_id: builtins.str
     """Chosen by the client; unique for ever."""
@@ -73,6 +74,8 @@ class OpenSessionRequest(google.protobuf.message.Message):
     """The user's configuration file, byte for byte."""
     wants_slab: builtins.bool
     """The client can map a slab on this host."""
+    secret: builtins.bytes
+    """Chosen by the client and told to nobody else: who resumes the session has to know it."""
     def __init__(
         self,
         *,
@@ -88,8 +91,9 @@ class OpenSessionRequest(google.protobuf.message.Message):
         plan_json: builtins.bytes = ...,
         config_source: builtins.bytes = ...,
         wants_slab: builtins.bool = ...,
+        secret: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["config_source", b"config_source", "device", b"device", "device_target", b"device_target", "framework", b"framework", "host", b"host", "job_id", b"job_id", "pid", b"pid", "plan_json", b"plan_json", "rank", b"rank", "session_id", b"session_id", "wants_slab", b"wants_slab", "world_size", b"world_size"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["config_source", b"config_source", "device", b"device", "device_target", b"device_target", "framework", b"framework", "host", b"host", "job_id", b"job_id", "pid", b"pid", "plan_json", b"plan_json", "rank", b"rank", "secret", b"secret", "session_id", b"session_id", "wants_slab", b"wants_slab", "world_size", b"world_size"]) -> None: ...
 
 global___OpenSessionRequest = OpenSessionRequest
 
@@ -360,6 +364,7 @@ class Record(google.protobuf.message.Message):
     STREAM_FIELD_NUMBER: builtins.int
     SWITCHED_ON_FIELD_NUMBER: builtins.int
     DATA_FIELD_NUMBER: builtins.int
+    CHECKSUM_FIELD_NUMBER: builtins.int
     kind: builtins.bytes
     """A serialised TensorKind."""
     iteration: builtins.int
@@ -371,6 +376,8 @@ class Record(google.protobuf.message.Message):
     """The script itself switched dumping on: the plan's iterations do not matter."""
     data: builtins.bytes
     """The first bytes; the rest follow in chunks. In a slab they are the entry's data instead."""
+    checksum: builtins.bytes
+    """xxh3-128 of all the tensor's bytes as the rank sends them; empty where the slab has it."""
     def __init__(
         self,
         *,
@@ -381,8 +388,9 @@ class Record(google.protobuf.message.Message):
         stream: builtins.int = ...,
         switched_on: builtins.bool = ...,
         data: builtins.bytes = ...,
+        checksum: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["data", b"data", "iteration", b"iteration", "kind", b"kind", "stream", b"stream", "switched_on", b"switched_on", "task", b"task", "timestamp_us", b"timestamp_us"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["checksum", b"checksum", "data", b"data", "iteration", b"iteration", "kind", b"kind", "stream", b"stream", "switched_on", b"switched_on", "task", b"task", "timestamp_us", b"timestamp_us"]) -> None: ...
 
 global___Record = Record
 
@@ -840,16 +848,20 @@ class ControlRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     DRAIN_FIELD_NUMBER: builtins.int
+    PIN_FIELD_NUMBER: builtins.int
     @property
     def drain(self) -> global___Drain: ...
+    @property
+    def pin(self) -> global___Pin: ...
     def __init__(
         self,
         *,
         drain: global___Drain | None = ...,
+        pin: global___Pin | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["action", b"action", "drain", b"drain"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["action", b"action", "drain", b"drain"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["action", b"action"]) -> typing.Literal["drain"] | None: ...
+    def HasField(self, field_name: typing.Literal["action", b"action", "drain", b"drain", "pin", b"pin"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["action", b"action", "drain", b"drain", "pin", b"pin"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["action", b"action"]) -> typing.Literal["drain", "pin"] | None: ...
 
 global___ControlRequest = ControlRequest
 
@@ -869,6 +881,26 @@ class Drain(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["timeout_ms", b"timeout_ms"]) -> None: ...
 
 global___Drain = Drain
+
+@typing.final
+class Pin(google.protobuf.message.Message):
+    """Keeps the dump of a job from being removed, or lets it go again."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: builtins.int
+    PINNED_FIELD_NUMBER: builtins.int
+    job_id: builtins.str
+    pinned: builtins.bool
+    def __init__(
+        self,
+        *,
+        job_id: builtins.str = ...,
+        pinned: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["job_id", b"job_id", "pinned", b"pinned"]) -> None: ...
+
+global___Pin = Pin
 
 @typing.final
 class ControlResponse(google.protobuf.message.Message):

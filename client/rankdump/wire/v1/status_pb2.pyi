@@ -220,6 +220,9 @@ class StatusView(google.protobuf.message.Message):
     MERGES_FIELD_NUMBER: builtins.int
     HINTS_FIELD_NUMBER: builtins.int
     ORDER_FINDINGS_FIELD_NUMBER: builtins.int
+    DISKS_FIELD_NUMBER: builtins.int
+    USAGE_FIELD_NUMBER: builtins.int
+    MEMORY_FIELD_NUMBER: builtins.int
     @property
     def sessions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SessionStatus]: ...
     @property
@@ -244,6 +247,14 @@ class StatusView(google.protobuf.message.Message):
     def hints(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TimeoutHint]: ...
     @property
     def order_findings(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Finding]: ...
+    @property
+    def disks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___DiskStatus]:
+        """Limits and what is used of them, of agents only."""
+
+    @property
+    def usage(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___JobUsage]: ...
+    @property
+    def memory(self) -> global___MemoryStatus: ...
     def __init__(
         self,
         *,
@@ -256,11 +267,106 @@ class StatusView(google.protobuf.message.Message):
         merges: collections.abc.Iterable[global___MergeStatus] | None = ...,
         hints: collections.abc.Iterable[global___TimeoutHint] | None = ...,
         order_findings: collections.abc.Iterable[global___Finding] | None = ...,
+        disks: collections.abc.Iterable[global___DiskStatus] | None = ...,
+        usage: collections.abc.Iterable[global___JobUsage] | None = ...,
+        memory: global___MemoryStatus | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["load", b"load"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["agents", b"agents", "findings", b"findings", "hints", b"hints", "iterations", b"iterations", "load", b"load", "merges", b"merges", "order_findings", b"order_findings", "roots", b"roots", "sessions", b"sessions"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["load", b"load", "memory", b"memory"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["agents", b"agents", "disks", b"disks", "findings", b"findings", "hints", b"hints", "iterations", b"iterations", "load", b"load", "memory", b"memory", "merges", b"merges", "order_findings", b"order_findings", "roots", b"roots", "sessions", b"sessions", "usage", b"usage"]) -> None: ...
 
 global___StatusView = StatusView
+
+@typing.final
+class DiskStatus(google.protobuf.message.Message):
+    """A disk that dumps stand on."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ROOT_FIELD_NUMBER: builtins.int
+    FREE_BYTES_FIELD_NUMBER: builtins.int
+    TOTAL_BYTES_FIELD_NUMBER: builtins.int
+    FLOOR_BYTES_FIELD_NUMBER: builtins.int
+    FREE_INODES_FIELD_NUMBER: builtins.int
+    TOTAL_INODES_FIELD_NUMBER: builtins.int
+    USED_BYTES_FIELD_NUMBER: builtins.int
+    LIMIT_BYTES_FIELD_NUMBER: builtins.int
+    root: builtins.str
+    """A tree on it."""
+    free_bytes: builtins.int
+    total_bytes: builtins.int
+    floor_bytes: builtins.int
+    """Tensors are refused rather than leave less than this."""
+    free_inodes: builtins.int
+    total_inodes: builtins.int
+    used_bytes: builtins.int
+    """What dumps of this agent take on it, and may take; 0: no limit."""
+    limit_bytes: builtins.int
+    def __init__(
+        self,
+        *,
+        root: builtins.str = ...,
+        free_bytes: builtins.int = ...,
+        total_bytes: builtins.int = ...,
+        floor_bytes: builtins.int = ...,
+        free_inodes: builtins.int = ...,
+        total_inodes: builtins.int = ...,
+        used_bytes: builtins.int = ...,
+        limit_bytes: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["floor_bytes", b"floor_bytes", "free_bytes", b"free_bytes", "free_inodes", b"free_inodes", "limit_bytes", b"limit_bytes", "root", b"root", "total_bytes", b"total_bytes", "total_inodes", b"total_inodes", "used_bytes", b"used_bytes"]) -> None: ...
+
+global___DiskStatus = DiskStatus
+
+@typing.final
+class JobUsage(google.protobuf.message.Message):
+    """What the dump of a job takes."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: builtins.int
+    BYTES_STORED_FIELD_NUMBER: builtins.int
+    LIMIT_BYTES_FIELD_NUMBER: builtins.int
+    PINNED_FIELD_NUMBER: builtins.int
+    RETIRED_ITERATIONS_FIELD_NUMBER: builtins.int
+    job_id: builtins.str
+    bytes_stored: builtins.int
+    limit_bytes: builtins.int
+    """What it may take; 0: no limit."""
+    pinned: builtins.bool
+    """It is not removed, whatever its age."""
+    retired_iterations: builtins.int
+    """Iterations of ranks that were removed because of their age, or for room."""
+    def __init__(
+        self,
+        *,
+        job_id: builtins.str = ...,
+        bytes_stored: builtins.int = ...,
+        limit_bytes: builtins.int = ...,
+        pinned: builtins.bool = ...,
+        retired_iterations: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bytes_stored", b"bytes_stored", "job_id", b"job_id", "limit_bytes", b"limit_bytes", "pinned", b"pinned", "retired_iterations", b"retired_iterations"]) -> None: ...
+
+global___JobUsage = JobUsage
+
+@typing.final
+class MemoryStatus(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    USED_BYTES_FIELD_NUMBER: builtins.int
+    LIMIT_BYTES_FIELD_NUMBER: builtins.int
+    used_bytes: builtins.int
+    """Queue, slabs and sessions."""
+    limit_bytes: builtins.int
+    def __init__(
+        self,
+        *,
+        used_bytes: builtins.int = ...,
+        limit_bytes: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["limit_bytes", b"limit_bytes", "used_bytes", b"used_bytes"]) -> None: ...
+
+global___MemoryStatus = MemoryStatus
 
 @typing.final
 class AgentStatus(google.protobuf.message.Message):

@@ -56,7 +56,7 @@ class Ledger(LedgerReader):
         row = (request.session_id, json.dumps(about), request.plan_json, SessionState.OPEN.value)
         with self._transaction() as base:
             base.execute(
-                "INSERT INTO sessions VALUES (?, ?, ?, ?, 0, 0, '[]', '[]')"
+                "INSERT INTO sessions VALUES (?, ?, ?, ?, 0, 0, '[]', '[]', '', 0)"
                 " ON CONFLICT (session_id) DO UPDATE"
                 " SET request = excluded.request, plan = excluded.plan",
                 row,
@@ -107,7 +107,7 @@ class Ledger(LedgerReader):
         with self._transaction() as base:
             base.execute(queries.FORGET_EVENTS, (ticket.session_id, ticket.sequence))
             base.execute(
-                "INSERT OR IGNORE INTO iterations VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                "INSERT OR IGNORE INTO iterations VALUES (?, ?, ?, ?, ?, ?, ?, ?, 0)",
                 rows.end_row(ticket, end),
             )
             self.log.enter_balance(base, ticket, status)
