@@ -10,7 +10,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, compress, islice
 from typing import Any, NamedTuple, TypeAlias
 from weakref import ReferenceType, ref
 
@@ -162,7 +162,9 @@ class _Run:
 
     mark: tuple[Any, ...]
     """Iteration, switched on, degraded: what they have in common."""
-    rows: list[Row] = field(default_factory=list[Row])
+    kinds: list[TensorKind] = field(default_factory=list[TensorKind])
+    stamps_us: list[int] = field(default_factory=list[int])
+    figures: list[Figures] = field(default_factory=list[Figures])
 
 
 class Batch:
@@ -176,11 +178,15 @@ class Batch:
 
     def add(self, row: Row) -> bool:
         """Put a row at the end; return whether so many wait that they should be read now."""
-        mark, figures = row[3:], row[2]
+        kind, stamp_us, figures, *rest = row
+        mark = tuple(rest)
         with self._lock:
             if not self._runs or self._runs[-1].mark != mark:
                 self._runs.append(_Run(mark))
-            self._runs[-1].rows.append(row)
+            run = self._runs[-1]
+            run.kinds.append(kind)
+            run.stamps_us.append(stamp_us)
+            run.figures.append(figures)
             self._rows += 1
             if type(figures) is bytes:
                 self._bytes += len(figures)
@@ -193,18 +199,23 @@ class Batch:
             self._rows = self._bytes = 0
         if not runs:
             return
-        rows = [row for run in runs for row in run.rows]
-        texts = iter(measure.texts([row.kind for row in rows], [row.figures for row in rows]))
+        kinds = list(chain.from_iterable(run.kinds for run in runs))
+        taken = list(chain.from_iterable(run.figures for run in runs))
+        texts = iter(measure.texts(kinds, taken))
         for run in runs:
-            yield from _frames(run, list(islice(texts, len(run.rows))))
+            yield from _frames(run, list(islice(texts, len(run.kinds))))
 
 
 def _frames(run: _Run, texts: Sequence[str | None]) -> Iterator[FigureRows | Unread]:
     iteration, switched_on, degraded = run.mark
-    rows = list(zip(run.rows, texts, strict=True))
-    read = [(row.kind, row.timestamp_us, text) for row, text in rows if text is not None]
-    if len(read) < len(rows):
-        yield from (Unread(iteration, row.kind.op_name) for row, text in rows if text is None)
-    for at in range(0, len(read), MAX_ROWS):
-        kinds, stamps, figures = zip(*read[at : at + MAX_ROWS], strict=True)
-        yield FigureRows(iteration, kinds, stamps, figures, switched_on, degraded)
+    kinds, stamps_us = run.kinds, run.stamps_us
+    figures = [text for text in texts if text is not None]
+    if len(figures) < len(texts):
+        read = [text is not None for text in texts]
+        unread = [kind for kind, text in zip(kinds, texts, strict=True) if text is None]
+        yield from (Unread(iteration, kind.op_name) for kind in unread)
+        kinds, stamps_us = list(compress(kinds, read)), list(compress(stamps_us, read))
+    for at in range(0, len(figures), MAX_ROWS):
+        some = slice(at, at + MAX_ROWS)
+        columns = tuple(kinds[some]), tuple(stamps_us[some]), tuple(figures[some])
+        yield FigureRows(iteration, *columns, switched_on, degraded)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -93,7 +92,7 @@ def test_small_tensors_of_several_types_keep_their_order():
     batch, the_measure = Batch(), measure()
     arrays = [np.array([n, -n], kind) for n, kind in enumerate(["f4", "i8", "f4", "f2", "i8"])]
     for array in arrays:
-        kind = replace(KIND, dtype=array.dtype.name)
+        kind = KIND._replace(dtype=array.dtype.name)
         batch.add(row(the_measure.take(ArraySource(array)), kind=kind))
     (frame,) = batch.read(the_measure)
     assert isinstance(frame, FigureRows)
@@ -206,7 +205,7 @@ def test_exact_figures_have_all_digits(size: int):
     exact = Measure(items=("max", "avg"), on_device=False, precision="high", exact=True)
     values = np.linspace(0.1, 0.7, size)
     batch = Batch()
-    batch.add(row(exact.take(ArraySource(values)), kind=replace(KIND, dtype="float64")))
+    batch.add(row(exact.take(ArraySource(values)), kind=KIND._replace(dtype="float64")))
     ((maximum, mean),) = [text.split(",") for text in texts(batch, exact)]
     assert float(maximum) == values.max()
     assert float(mean) == pytest.approx(values.mean(), rel=1e-14)
