@@ -30,6 +30,8 @@ SMALL_BYTES = 1 << 14
 _MOST_RECENT = 1024
 _SAMPLED = 64
 """Words of eight bytes."""
+_Stretch = tuple[int, str, int, int]
+"""Identity of an object, element type, address in memory or 0 for a copy, and bytes."""
 
 logger = logging.getLogger(__name__)
 
@@ -52,27 +54,41 @@ class Row(NamedTuple):
 class Recent:
     """Figures of tensors that were measured just now; safe to use from several threads.
 
-    What one operator wrote is what the next one reads. A tensor that is the same object and counts
-    no change is not measured again, if a sample of its elements is the same as well: of writes
-    past the framework, which nothing counts, that sees all but those to a few elements.
+    What one operator wrote is what the next one reads, as it is or in another shape. A tensor that
+    shows the same memory of the same object, and counts no change, is not measured again, if a
+    sample of its elements is the same as well: of writes past the framework, which nothing counts,
+    that sees all but those to a few elements.
     """
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[ReferenceType[object], int, bytes, str]] = {}
+        self._known: dict[_Stretch, tuple[ReferenceType[object], int, bytes, str]] = {}
 
-    def text(self, standing: Standing | None, data: memoryview, measured: Callable[[], str]) -> str:
-        """Return the figures of a tensor, from `measured` where they are not known."""
+    def text(
+        self,
+        standing: Standing | None,
+        dtype: str,
+        data: memoryview,
+        measured: Callable[[], str],
+        *,
+        lent: bool,
+    ) -> str:
+        """Return the figures of a tensor, from `measured` where they are not known.
+
+        `lent` says that the data are its own memory, not a copy in another order.
+        """
         if standing is None:
             return measured()
-        thing, changes = standing
-        sample = _sample(data)
-        known = self._known.get(id(thing))
-        if known is not None and known[1:3] == (changes, sample) and known[0]() is thing:
+        words = np.frombuffer(data[: data.nbytes & ~7], np.uint64)
+        thing = standing.owner if lent else standing.thing
+        place = id(thing), dtype, words.ctypes.data if lent else 0, data.nbytes
+        sample = words[:: max(1, words.size // _SAMPLED)].tobytes()
+        known = self._known.get(place)
+        if known is not None and known[1:3] == (standing.changes, sample) and known[0]() is thing:
             return known[3]
         text = measured()
         if len(self._known) >= _MOST_RECENT:
             self._known.clear()
-        self._known[id(thing)] = ref(thing), changes, sample, text
+        self._known[place] = ref(thing), standing.changes, sample, text
         return text
 
 
@@ -110,12 +126,16 @@ class Measure:
         if 0 < source.byte_count <= SMALL_BYTES:
             return source.copied()
         data = source.elements() if self._ordered else source.unordered()
+        lent = data is not None
         if data is None:
-            data = memoryview(source.copied())
-        return self._recent.text(source.standing(), data, lambda: self._text(source.dtype, data))
+            data = memoryview(bytearray(source.byte_count))
+            source.copy_into(data)
+        elements, dtype = data, source.dtype
 
-    def _text(self, dtype: str, data: memoryview) -> str:
-        return text_of(self._items, dtype, data, exact=self._exact)
+        def measured() -> str:
+            return text_of(self._items, dtype, elements, exact=self._exact)
+
+        return self._recent.text(source.standing(), dtype, elements, measured, lent=lent)
 
     def texts(self, kinds: Sequence[TensorKind], taken: Sequence[Figures]) -> list[str | None]:
         """Return the texts of what was taken, all of a sort at once; None where that failed."""
@@ -140,12 +160,6 @@ class Measure:
             return texts_of_many(self._items, sort, small, exact=self._exact)
         promised = [each for each in taken if not isinstance(each, (str, bytes))]
         return [",".join(row) for row in promised[0].read(promised)]
-
-
-def _sample(data: memoryview) -> bytes:
-    """Return some of the elements, taken from all over them."""
-    words = np.frombuffer(data[: data.nbytes & ~7], np.uint64)
-    return words[:: max(1, words.size // _SAMPLED)].tobytes()
 
 
 @dataclass(frozen=True, slots=True)

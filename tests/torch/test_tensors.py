@@ -370,3 +370,17 @@ def test_a_tensor_stands_as_long_as_it_is_not_changed() -> None:
     assert before != standing(tensor)
     with torch.inference_mode():
         assert standing(torch.ones(4)) is None
+
+
+def test_a_view_stands_with_what_it_is_a_view_of() -> None:
+    """Law: it shows memory of its base, and counts the changes of it as its own."""
+    base = torch.ones(2, 4, requires_grad=True) * 1
+    view = base.t()[1:]
+    whole, part = TorchTensor(base, 0).standing(), TorchTensor(view, 0).standing()
+    assert whole is not None
+    assert whole.owner is whole.thing is base
+    assert part is not None
+    assert (part.owner is base, part.thing is view) == (True, True)
+    before = standing(base)
+    view.detach().add_(1)
+    assert before != standing(base)

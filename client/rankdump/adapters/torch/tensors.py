@@ -20,6 +20,7 @@ from rankdump.adapters.torch.internals import (
     unobserved,
     unwrapped,
     version_of,
+    viewed,
 )
 from rankdump.adapters.torch.laying import SMALL_BYTES, dense, gathered, packed, shrunk
 from rankdump.contract.dtypes import ELEMENT_TYPES
@@ -80,7 +81,13 @@ class TorchTensor:
 
     def standing(self) -> Standing | None:
         """Return the tensor itself, and how often it was changed in place."""
-        return None if self.version is None else Standing(self.tensor, self.version)
+        if self.version is None:
+            return None
+        with outside_modes():
+            base = viewed(self.tensor)
+        # A view and its base count their changes together.
+        owner = self.tensor if base is None else base
+        return Standing(self.tensor, self.version, owner)
 
     def copied(self) -> bytes:
         """Return a copy of the elements, C order, little endian."""
