@@ -33,26 +33,25 @@ class Stamps:
         self._lock = threading.Lock()
         self._last_us = 0
         self._iteration = -1
-        self._calls: dict[tuple[int, str], tuple[int, set[tuple[Side, int]]]] = {}
+        self._calls: dict[tuple[int, str], tuple[int, set[int]]] = {}
         """Of the present iteration: the time of each call, and which tensors it has had."""
 
     def next(self, kind: TensorKind, iteration: int) -> int:
         """Return the time stamp of a tensor of that kind, in us since the epoch."""
-        now_us = self._clock_us()
         with self._lock:
             if not self.shared:
-                return self._later(now_us)
+                return self._later()
             if iteration != self._iteration or len(self._calls) >= _REMEMBERED:
                 self._calls.clear()
                 self._iteration = iteration
-            call, place = (kind.graph, kind.op_name), (kind.side, kind.slot)
-            stamp_us, had = self._calls.get(call, (0, {place}))
+            call = kind.graph, kind.op_name
+            place = -kind.slot - 1 if kind.side is Side.OUTPUT else kind.slot
+            known = self._calls.get(call)
             # A tensor that was there before is of another call.
-            if place in had:
-                stamp_us, had = self._later(now_us), set[tuple[Side, int]]()
-                self._calls[call] = stamp_us, had
-            had.add(place)
-            return stamp_us
+            if known is None or place in known[1]:
+                known = self._calls[call] = self._later(), set[int]()
+            known[1].add(place)
+            return known[0]
 
     def over(self, graph: int, op_name: str) -> None:
         """Say that a call is over, if it is a forward one: a backward may be called over early."""
@@ -60,8 +59,8 @@ class Stamps:
             with self._lock:
                 self._calls.pop((graph, op_name), None)
 
-    def _later(self, now_us: int) -> int:
-        self._last_us = stamp_us = max(now_us, self._last_us + 1)
+    def _later(self) -> int:
+        self._last_us = stamp_us = max(self._clock_us(), self._last_us + 1)
         return stamp_us
 
 
@@ -81,6 +80,8 @@ class Heads:
         self._net_name = net_name
         self._unknown_id = layout.unknown_id
         self._stamps = Stamps(clock_us, shared=layout.shares_stamps)
+        # Where each call has a name of its own, none comes again.
+        self._remembers = layout.api is None
         self._models: dict[int, str] = {}
         self._kinds: dict[tuple[int, str, Side, int], TensorKind] = {}
 
@@ -96,9 +97,10 @@ class Heads:
     def kind(self, observation: Observation, source: TensorSource) -> TensorKind:
         """Return the kind of what is kept of an observation: `source`, which may be a sample.
 
-        It is the same object as long as the tensor looks the same: what is made of it is
-        remembered by whoever makes it.
+        It is the same object as long as the tensor looks the same, where names come again.
         """
+        if not self._remembers:
+            return self._made(observation, source)
         place = (observation.graph, observation.op_name, observation.side, observation.slot)
         known = self._kinds.get(place)
         if (
@@ -112,19 +114,7 @@ class Heads:
             return known
         if len(self._kinds) >= _REMEMBERED:
             self._kinds.clear()
-        kind = self._kinds[place] = TensorKind(
-            graph=observation.graph,
-            op_type=observation.op_type,
-            op_name=observation.op_name,
-            side=observation.side,
-            slot=observation.slot,
-            dtype=source.dtype,
-            shape=source.shape,
-            byte_count=source.byte_count,
-            argument=observation.argument,
-            constant=observation.constant,
-            model=self.model(observation.graph),
-        )
+        kind = self._kinds[place] = self._made(observation, source)
         return kind
 
     def stamp(self, kind: TensorKind, iteration: int) -> int:
@@ -159,4 +149,20 @@ class Heads:
             byte_count=kind.byte_count,
             argument=kind.argument,
             switched_on=switched_on,
+        )
+
+    def _made(self, observation: Observation, source: TensorSource) -> TensorKind:
+        graph, op_type, op_name, side, slot, argument, *_ = observation
+        return TensorKind(
+            graph,
+            op_type,
+            op_name,
+            side,
+            slot,
+            source.dtype,
+            source.shape,
+            source.byte_count,
+            argument,
+            observation.constant,
+            self.model(graph),
         )

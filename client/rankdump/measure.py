@@ -10,7 +10,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, compress, islice
 from typing import Any, NamedTuple, TypeAlias
 from weakref import ReferenceType, ref
 
@@ -30,6 +30,8 @@ SMALL_BYTES = 1 << 14
 _MOST_RECENT = 1024
 _SAMPLED = 64
 """Words of eight bytes."""
+_Stretch = tuple[int, str, int, int]
+"""Identity of an object, element type, address in memory or 0 for a copy, and bytes."""
 
 logger = logging.getLogger(__name__)
 
@@ -52,27 +54,41 @@ class Row(NamedTuple):
 class Recent:
     """Figures of tensors that were measured just now; safe to use from several threads.
 
-    What one operator wrote is what the next one reads. A tensor that is the same object and counts
-    no change is not measured again, if a sample of its elements is the same as well: of writes
-    past the framework, which nothing counts, that sees all but those to a few elements.
+    What one operator wrote is what the next one reads, as it is or in another shape. A tensor that
+    shows the same memory of the same object, and counts no change, is not measured again, if a
+    sample of its elements is the same as well: of writes past the framework, which nothing counts,
+    that sees all but those to a few elements.
     """
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[ReferenceType[object], int, bytes, str]] = {}
+        self._known: dict[_Stretch, tuple[ReferenceType[object], int, bytes, str]] = {}
 
-    def text(self, standing: Standing | None, data: memoryview, measured: Callable[[], str]) -> str:
-        """Return the figures of a tensor, from `measured` where they are not known."""
+    def text(
+        self,
+        standing: Standing | None,
+        dtype: str,
+        data: memoryview,
+        measured: Callable[[], str],
+        *,
+        lent: bool,
+    ) -> str:
+        """Return the figures of a tensor, from `measured` where they are not known.
+
+        `lent` says that the data are its own memory, not a copy in another order.
+        """
         if standing is None:
             return measured()
-        thing, changes = standing
-        sample = _sample(data)
-        known = self._known.get(id(thing))
-        if known is not None and known[1:3] == (changes, sample) and known[0]() is thing:
+        words = np.frombuffer(data[: data.nbytes & ~7], np.uint64)
+        thing = standing.owner if lent else standing.thing
+        place = id(thing), dtype, words.ctypes.data if lent else 0, data.nbytes
+        sample = words[:: max(1, words.size // _SAMPLED)].tobytes()
+        known = self._known.get(place)
+        if known is not None and known[1:3] == (standing.changes, sample) and known[0]() is thing:
             return known[3]
         text = measured()
         if len(self._known) >= _MOST_RECENT:
             self._known.clear()
-        self._known[id(thing)] = ref(thing), changes, sample, text
+        self._known[place] = ref(thing), standing.changes, sample, text
         return text
 
 
@@ -110,12 +126,16 @@ class Measure:
         if 0 < source.byte_count <= SMALL_BYTES:
             return source.copied()
         data = source.elements() if self._ordered else source.unordered()
+        lent = data is not None
         if data is None:
-            data = memoryview(source.copied())
-        return self._recent.text(source.standing(), data, lambda: self._text(source.dtype, data))
+            data = memoryview(bytearray(source.byte_count))
+            source.copy_into(data)
+        elements, dtype = data, source.dtype
 
-    def _text(self, dtype: str, data: memoryview) -> str:
-        return text_of(self._items, dtype, data, exact=self._exact)
+        def measured() -> str:
+            return text_of(self._items, dtype, elements, exact=self._exact)
+
+        return self._recent.text(source.standing(), dtype, elements, measured, lent=lent)
 
     def texts(self, kinds: Sequence[TensorKind], taken: Sequence[Figures]) -> list[str | None]:
         """Return the texts of what was taken, all of a sort at once; None where that failed."""
@@ -142,12 +162,6 @@ class Measure:
         return [",".join(row) for row in promised[0].read(promised)]
 
 
-def _sample(data: memoryview) -> bytes:
-    """Return some of the elements, taken from all over them."""
-    words = np.frombuffer(data[: data.nbytes & ~7], np.uint64)
-    return words[:: max(1, words.size // _SAMPLED)].tobytes()
-
-
 @dataclass(frozen=True, slots=True)
 class Unread:
     """A row whose figures could not be read back."""
@@ -162,7 +176,9 @@ class _Run:
 
     mark: tuple[Any, ...]
     """Iteration, switched on, degraded: what they have in common."""
-    rows: list[Row] = field(default_factory=list[Row])
+    kinds: list[TensorKind] = field(default_factory=list[TensorKind])
+    stamps_us: list[int] = field(default_factory=list[int])
+    figures: list[Figures] = field(default_factory=list[Figures])
 
 
 class Batch:
@@ -176,11 +192,15 @@ class Batch:
 
     def add(self, row: Row) -> bool:
         """Put a row at the end; return whether so many wait that they should be read now."""
-        mark, figures = row[3:], row[2]
+        kind, stamp_us, figures, *rest = row
+        mark = tuple(rest)
         with self._lock:
             if not self._runs or self._runs[-1].mark != mark:
                 self._runs.append(_Run(mark))
-            self._runs[-1].rows.append(row)
+            run = self._runs[-1]
+            run.kinds.append(kind)
+            run.stamps_us.append(stamp_us)
+            run.figures.append(figures)
             self._rows += 1
             if type(figures) is bytes:
                 self._bytes += len(figures)
@@ -193,18 +213,23 @@ class Batch:
             self._rows = self._bytes = 0
         if not runs:
             return
-        rows = [row for run in runs for row in run.rows]
-        texts = iter(measure.texts([row.kind for row in rows], [row.figures for row in rows]))
+        kinds = list(chain.from_iterable(run.kinds for run in runs))
+        taken = list(chain.from_iterable(run.figures for run in runs))
+        texts = iter(measure.texts(kinds, taken))
         for run in runs:
-            yield from _frames(run, list(islice(texts, len(run.rows))))
+            yield from _frames(run, list(islice(texts, len(run.kinds))))
 
 
 def _frames(run: _Run, texts: Sequence[str | None]) -> Iterator[FigureRows | Unread]:
     iteration, switched_on, degraded = run.mark
-    rows = list(zip(run.rows, texts, strict=True))
-    read = [(row.kind, row.timestamp_us, text) for row, text in rows if text is not None]
-    if len(read) < len(rows):
-        yield from (Unread(iteration, row.kind.op_name) for row, text in rows if text is None)
-    for at in range(0, len(read), MAX_ROWS):
-        kinds, stamps, figures = zip(*read[at : at + MAX_ROWS], strict=True)
-        yield FigureRows(iteration, kinds, stamps, figures, switched_on, degraded)
+    kinds, stamps_us = run.kinds, run.stamps_us
+    figures = [text for text in texts if text is not None]
+    if len(figures) < len(texts):
+        read = [text is not None for text in texts]
+        unread = [kind for kind, text in zip(kinds, texts, strict=True) if text is None]
+        yield from (Unread(iteration, kind.op_name) for kind in unread)
+        kinds, stamps_us = list(compress(kinds, read)), list(compress(stamps_us, read))
+    for at in range(0, len(figures), MAX_ROWS):
+        some = slice(at, at + MAX_ROWS)
+        columns = tuple(kinds[some]), tuple(stamps_us[some]), tuple(figures[some])
+        yield FigureRows(iteration, *columns, switched_on, degraded)

@@ -268,6 +268,22 @@ def test_elements_are_lent_where_they_lie_as_they_are_copied(tensor: Tensor, pac
     assert lent is None or bytes(lent) == read(tensor)
 
 
+@pytest.mark.parametrize("name", ELEMENT_TYPES)
+@pytest.mark.parametrize("rows", [4, 4000])
+def test_copies_of_what_does_not_lie_in_order(name: str, rows: int) -> None:
+    """Law: however the elements lie, a copy has the bits of torch's own, few or many."""
+    kind = getattr(torch, name)
+    size = ELEMENT_TYPES[name].item_bytes
+    bits = torch.arange(rows * 6 * size).reshape(rows, 6 * size) % (2 if name == "bool" else 251)
+    whole = bits.to(torch.uint8).view(kind)
+    views = (whole.t(), whole[:, 1::2], whole[1:2].expand(3, 6), whole[:, :1].t(), whole[:0].t())
+    for tensor in views:
+        source = source_of(tensor)
+        assert isinstance(source, TorchTensor)
+        expected = raw(tensor.clone(memory_format=torch.contiguous_format))
+        assert source.copied() == read(tensor) == expected
+
+
 def test_memory_stays_and_the_graph_goes() -> None:
     """Law: what is referred to shows what is there by now, whoever wrote it, and no gradients."""
     tensor = torch.ones(2, 2, requires_grad=True) * 2
@@ -354,3 +370,17 @@ def test_a_tensor_stands_as_long_as_it_is_not_changed() -> None:
     assert before != standing(tensor)
     with torch.inference_mode():
         assert standing(torch.ones(4)) is None
+
+
+def test_a_view_stands_with_what_it_is_a_view_of() -> None:
+    """Law: it shows memory of its base, and counts the changes of it as its own."""
+    base = torch.ones(2, 4, requires_grad=True) * 1
+    view = base.t()[1:]
+    whole, part = TorchTensor(base, 0).standing(), TorchTensor(view, 0).standing()
+    assert whole is not None
+    assert whole.owner is whole.thing is base
+    assert part is not None
+    assert (part.owner is base, part.thing is view) == (True, True)
+    before = standing(base)
+    view.detach().add_(1)
+    assert before != standing(base)

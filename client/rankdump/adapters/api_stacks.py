@@ -15,6 +15,8 @@ from types import CodeType, FrameType
 
 MAX_LINES = 100
 """Frames of a stack that are kept, the innermost ones."""
+_MAX_FRAMES = 400
+"""Frames that are looked at for them."""
 _MAX_CHARACTERS = 1000
 _REMEMBERED = 1 << 14
 """Code that is made anew in every step must not fill the memory."""
@@ -36,21 +38,19 @@ class Stacks:
 
     def above(self, frame: FrameType | None) -> tuple[str, ...]:
         """Return the lines of a frame and of all that called it."""
-        codes, shown, key = self._shown, list[FrameType](), list[int]()
-        # Asked for with every call, of a dozen frames: a dictionary answers fastest.
-        while frame is not None and len(shown) < MAX_LINES:
-            code = frame.f_code
-            if (codes.get(id(code)) or self._known(code))[1]:
-                shown.append(frame)
-                # The line costs more, and follows from the instruction.
-                key += (id(code), frame.f_lasti)
-            frame = frame.f_back
+        key: list[int] = []
+        # Asked for with every call, of a dozen frames or more: this loop is all that most cost.
+        at = frame
+        while at is not None and len(key) < 2 * _MAX_FRAMES:
+            # The line costs more than the instruction, and follows from it.
+            key += (id(at.f_code), at.f_lasti)
+            at = at.f_back
         place = tuple(key)
         known = self._stacks.get(place)
         if known is None:
             if len(self._stacks) >= _REMEMBERED:
                 self._stacks.clear()
-            known = self._stacks[place] = tuple(map(self._line, shown))
+            known = self._stacks[place] = self._read(frame)
         return known
 
     def forget(self) -> None:
@@ -60,12 +60,23 @@ class Stacks:
         self._lines.clear()
         self._shown.clear()
 
-    def _known(self, code: CodeType) -> tuple[CodeType, bool]:
-        if len(self._shown) >= _REMEMBERED:
+    def _read(self, frame: FrameType | None) -> tuple[str, ...]:
+        frames: list[FrameType] = []
+        while frame is not None and len(frames) < _MAX_FRAMES:
+            frames.append(frame)
+            frame = frame.f_back
+        # All of them are part of the key, shown or not, and stay alive with it.
+        if len(self._shown) + len(frames) > _REMEMBERED:
             self.forget()
-        shown = not code.co_filename.startswith(self._hidden)
-        self._shown[id(code)] = known = (code, shown)
-        return known
+        shown = [each for each in frames if self._shows(each.f_code)]
+        return tuple(map(self._line, shown[:MAX_LINES]))
+
+    def _shows(self, code: CodeType) -> bool:
+        known = self._shown.get(id(code))
+        if known is None:
+            shown = not code.co_filename.startswith(self._hidden)
+            known = self._shown[id(code)] = (code, shown)
+        return known[1]
 
     def _line(self, frame: FrameType) -> str:
         code = frame.f_code

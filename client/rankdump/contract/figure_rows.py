@@ -7,6 +7,7 @@ is one value, which both sides make once and remember.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from rankdump.contract.key import Side
 
@@ -14,9 +15,12 @@ MAX_ROWS = 1024
 """Rows of one frame at most."""
 
 
-@dataclass(frozen=True, slots=True)
-class TensorKind:
-    """What is the same about a tensor in every iteration."""
+class TensorKind(NamedTuple):
+    """What is the same about a tensor in every iteration.
+
+    Where each call has a name of its own every tensor makes one: of all frozen values this sort is
+    made, and found in a dictionary, fastest.
+    """
 
     graph: int
     op_type: str

@@ -94,6 +94,8 @@ class Standing(NamedTuple):
     thing: object
     """May be referred to weakly."""
     changes: int
+    owner: object
+    """The one whose memory it shows, changed as often: itself, or what it is a view of."""
 
 
 class Accelerator(Protocol):

@@ -20,25 +20,49 @@ _SIDES_BACK = {number: side for side, number in _SIDES.items()}
 MAX_DIMENSIONS = 64
 LIMIT = 1 << 63
 """Numbers from the wire end in signed 64-bit columns."""
+_NAME = TensorKind._fields.index("op_name")
 # Some 10 MB, of the 100 that an idle agent may take.
 _REMEMBERED = 1 << 14
 
 
-@lru_cache(maxsize=_REMEMBERED)
 def kind_to_wire(kind: TensorKind) -> bytes:
-    """Return a kind as other messages hold it."""
+    """Return a kind as other messages hold it; equal ones are equal bytes."""
+    # Parts of a message may stand one after the other. A name may never come again, but in the few
+    # kinds of its call; what else a kind says comes in every call.
+    return _nameless(*kind[:_NAME], *kind[_NAME + 1 :]) + _named(kind.op_name)
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _named(op_name: str) -> bytes:
+    """Return the part of a kind that is its name."""
+    return agent_pb2.TensorKind(op_name=utf8(op_name)).SerializeToString()
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _nameless(
+    graph: int,
+    op_type: str,
+    side: Side,
+    slot: int,
+    dtype: str,
+    shape: tuple[int, ...],
+    byte_count: int,
+    argument: str,
+    constant: bool,
+    model: str,
+) -> bytes:
+    """Return the other part."""
     return agent_pb2.TensorKind(
-        graph=kind.graph,
-        op_type=utf8(kind.op_type),
-        op_name=utf8(kind.op_name),
-        side=_SIDES[kind.side],
-        slot=kind.slot,
-        dtype=kind.dtype,
-        shape=kind.shape,
-        byte_count=kind.byte_count,
-        argument=utf8(kind.argument),
-        constant=kind.constant,
-        model=kind.model,
+        graph=graph,
+        op_type=utf8(op_type),
+        side=_SIDES[side],
+        slot=slot,
+        dtype=dtype,
+        shape=shape,
+        byte_count=byte_count,
+        argument=utf8(argument),
+        constant=constant,
+        model=model,
     ).SerializeToString(deterministic=True)
 
 

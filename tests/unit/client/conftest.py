@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -206,7 +205,7 @@ def sent(record: agent_pb2.Record) -> SimpleNamespace:
     """A record as it arrived."""
     head = record_from_wire(record, rank=0, net_name="Net")
     return SimpleNamespace(
-        **asdict(kind_from_wire(record.kind)),
+        **kind_from_wire(record.kind)._asdict(),
         iteration=head.key.iteration,
         timestamp_us=head.key.timestamp_us,
         switched_on=head.switched_on,
@@ -222,7 +221,7 @@ def rows(running: Running) -> list[SimpleNamespace]:
         columns = zip(frame.kinds, frame.timestamps_us, frame.figures, strict=True)
         found += [
             SimpleNamespace(
-                **asdict(kind),
+                **kind._asdict(),
                 timestamp_us=stamp,
                 figures=tuple(figures.split(",")),
                 iteration=frame.iteration,

@@ -14,7 +14,7 @@ from rankdump.adapters.api_calls import (
     leaves_of_output,
     scalar_of,
 )
-from rankdump.adapters.api_stacks import Stacks
+from rankdump.adapters.api_stacks import MAX_LINES, Stacks
 from rankdump.contract.key import Side
 from rankdump.contract.layout.api_name import place_of, tensor_of
 
@@ -134,6 +134,19 @@ def test_code_without_source_has_no_line() -> None:
     found = names["found"]
     assert isinstance(found, tuple)
     assert found[0] == "File <no file>, line 1, in <module>, \n"
+
+
+def test_a_deep_stack_has_its_innermost_lines() -> None:
+    stacks = _stacks()
+
+    def descend(left: int) -> tuple[str, ...]:
+        return descend(left - 1) if left else _inner(stacks)
+
+    stack = descend(500)
+    assert len(stack) == MAX_LINES
+    assert "in _inner" in stack[0]
+    assert all("in descend" in line for line in stack[1:])
+    assert len(descend(3)) < MAX_LINES
 
 
 def test_the_same_way_gives_the_same_stack() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -93,7 +92,7 @@ def test_small_tensors_of_several_types_keep_their_order():
     batch, the_measure = Batch(), measure()
     arrays = [np.array([n, -n], kind) for n, kind in enumerate(["f4", "i8", "f4", "f2", "i8"])]
     for array in arrays:
-        kind = replace(KIND, dtype=array.dtype.name)
+        kind = KIND._replace(dtype=array.dtype.name)
         batch.add(row(the_measure.take(ArraySource(array)), kind=kind))
     (frame,) = batch.read(the_measure)
     assert isinstance(frame, FigureRows)
@@ -206,7 +205,7 @@ def test_exact_figures_have_all_digits(size: int):
     exact = Measure(items=("max", "avg"), on_device=False, precision="high", exact=True)
     values = np.linspace(0.1, 0.7, size)
     batch = Batch()
-    batch.add(row(exact.take(ArraySource(values)), kind=replace(KIND, dtype="float64")))
+    batch.add(row(exact.take(ArraySource(values)), kind=KIND._replace(dtype="float64")))
     ((maximum, mean),) = [text.split(",") for text in texts(batch, exact)]
     assert float(maximum) == values.max()
     assert float(mean) == pytest.approx(values.mean(), rel=1e-14)
@@ -219,9 +218,11 @@ class Thing:
 class Counted(ArraySource):
     """An array whose changes are counted, and that counts how often it is read."""
 
-    def __init__(self, array: np.ndarray, thing: object, changes: int) -> None:
+    def __init__(
+        self, array: np.ndarray, thing: object, changes: int, owner: object | None = None
+    ) -> None:
         super().__init__(array)
-        self._standing = Standing(thing, changes)
+        self._standing = Standing(thing, changes, owner or thing)
 
     def standing(self) -> Standing:
         return self._standing
@@ -250,6 +251,21 @@ def test_what_one_wrote_the_next_reads_without_measuring(measured: list[str]):
     first = once.take(Counted(array, thing, 0))
     assert once.take(Counted(array, thing, 0)) == first == f"1,1,{np.sqrt(MANY):g}"
     assert measured == ["float32"]
+
+
+def test_what_shows_the_same_memory_is_measured_once(measured: list[str]):
+    """A view of all of it has the figures of its owner; one of a part, or of gaps, has its own."""
+    thing, array = Thing(), np.arange(4.0 * MANY, dtype="f4").reshape(2, -1)
+    once = measure()
+    first = once.take(Counted(array, thing, 0))
+    for view in (array.reshape(-1), array.T):
+        assert once.take(Counted(view, Thing(), 0, thing)) == first
+    assert len(measured) == 1
+    for view in (array[:1], array[1:], array[:, ::2], array[:, 1::2], array.view("i4")):
+        own = once.take(Counted(view, Thing(), 0, thing))
+        assert own == measure().take(ArraySource(view)) != first
+    assert len(measured) == 11
+    assert once.take(Counted(array.reshape(-1) * 2, Thing(), 1, thing)) != first
 
 
 @pytest.mark.parametrize("how", ["counted", "past the count", "another thing", "array"])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -41,7 +39,7 @@ def test_lines_as_cann_writes_them():
 )
 def test_types_and_shapes(dtype, shape, spelt):
     """A scalar has a dash; a type without a number of CANN's is undefined."""
-    kind = dataclasses.replace(KIND, side=Side.INPUT, slot=2, dtype=dtype, shape=shape)
+    kind = KIND._replace(side=Side.INPUT, slot=2, dtype=dtype, shape=shape)
     assert operator_csv.row(kind, "ND", "") == f"Input,2,640000,{spelt}"
 
 
@@ -57,10 +55,7 @@ def test_chosen_figures():
 )
 def test_reading_back(sides, shape):
     """What was written comes back, with a header that an interrupted writer repeated."""
-    kinds = [
-        dataclasses.replace(KIND, side=side, slot=slot, shape=shape)
-        for slot, side in enumerate(sides)
-    ]
+    kinds = [KIND._replace(side=side, slot=slot, shape=shape) for slot, side in enumerate(sides)]
     lines = [operator_csv.header(("max",))] * 2
     lines += [operator_csv.row(kind, "ND", str(kind.slot)) for kind in kinds]
     rows = operator_csv.parse("\n".join(lines) + "\n", file="a.csv")

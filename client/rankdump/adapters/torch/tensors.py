@@ -20,14 +20,13 @@ from rankdump.adapters.torch.internals import (
     unobserved,
     unwrapped,
     version_of,
+    viewed,
 )
+from rankdump.adapters.torch.laying import SMALL_BYTES, dense, gathered, packed, shrunk
 from rankdump.contract.dtypes import ELEMENT_TYPES
 from rankdump.contract.errors import ProtocolError
 from rankdump.contract.plan import Precision
 from rankdump.values import Accelerator, Deferred, Standing
-
-_SMALL_BYTES = 1 << 16
-"""Below this a plain copy takes less time than asking torch for one, which may use threads."""
 
 
 class TorchTensor:
@@ -54,13 +53,17 @@ class TorchTensor:
                 raise ProtocolError(f"tensor of {size} bytes into a target of {target.nbytes}")
             if not size:
                 return
-            if size <= _SMALL_BYTES and _packed(self.tensor):
+            if size <= SMALL_BYTES and packed(self.tensor):
                 address = ctypes.addressof(ctypes.c_char.from_buffer(target))
                 ctypes.memmove(address, self.tensor.data_ptr(), size)
                 return
+            data = gathered(self.tensor)
+            if data is not None:
+                target[:] = data
+                return
             with unobserved():
-                packed = torch.frombuffer(target, dtype=torch.uint8).view(self.tensor.dtype)
-                packed.view(self.tensor.shape).copy_(self.tensor.detach())
+                elements = torch.frombuffer(target, dtype=torch.uint8).view(self.tensor.dtype)
+                elements.view(self.tensor.shape).copy_(self.tensor.detach())
 
     def accelerator(self) -> Accelerator | None:
         """Return what copies the elements on its own: a CUDA device."""
@@ -69,25 +72,34 @@ class TorchTensor:
     def elements(self) -> memoryview | None:
         """Return the elements where they lie; None on a device, or if they are not packed."""
         with outside_modes():
-            return self._memory() if _packed(self.tensor) else None
+            return self._memory() if packed(self.tensor) else None
 
     def unordered(self) -> memoryview | None:
         """Return the elements where they lie, in any order; None on a device, or with gaps."""
         with outside_modes():
-            return self._memory() if _dense(self.tensor) else None
+            return self._memory() if dense(self.tensor) else None
 
     def standing(self) -> Standing | None:
         """Return the tensor itself, and how often it was changed in place."""
-        return None if self.version is None else Standing(self.tensor, self.version)
+        if self.version is None:
+            return None
+        with outside_modes():
+            base = viewed(self.tensor)
+        # A view and its base count their changes together.
+        owner = self.tensor if base is None else base
+        return Standing(self.tensor, self.version, owner)
 
     def copied(self) -> bytes:
         """Return a copy of the elements, C order, little endian."""
         with outside_modes():
-            if _packed(self.tensor):
+            if packed(self.tensor):
                 return ctypes.string_at(self.tensor.data_ptr(), self.byte_count)
-        data = bytearray(self.byte_count)
-        self.copy_into(memoryview(data))
-        return bytes(data)
+            data = gathered(self.tensor)
+        if data is not None:
+            return data
+        room = bytearray(self.byte_count)
+        self.copy_into(memoryview(room))
+        return bytes(room)
 
     def head(self, count: int) -> TorchTensor:
         """Return the first elements in C order, as a tensor of one dimension.
@@ -127,7 +139,7 @@ class TorchTensor:
     def again(self) -> TorchTensor | str:
         """Return the tensor as it is by now; the job may have taken its memory away."""
         with outside_modes():
-            if _shrunk(self.tensor):
+            if shrunk(self.tensor):
                 return "storage_freed"
             return source_of(self.tensor)
 
@@ -162,40 +174,6 @@ def _type_name(kind: torch.dtype) -> str:
 _EAGER = (Tensor, Parameter)
 # Looked at for every tensor of a step: a plain dictionary answers fastest.
 _READABLE = {getattr(torch, name): name for name in ELEMENT_TYPES if hasattr(torch, name)}
-
-
-def _packed(tensor: Tensor) -> bool:
-    """Return whether the elements lie in host memory just as they are to be written."""
-    return tensor.is_cpu and tensor.is_contiguous() and _as_it_lies(tensor)
-
-
-def _dense(tensor: Tensor) -> bool:
-    """Return whether the elements fill a stretch of host memory, in whatever order."""
-    if not tensor.is_cpu:
-        return False
-    if tensor.is_contiguous():
-        return _as_it_lies(tensor)
-    due = 1
-    for step, extent in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if extent != 1:
-            if step != due:
-                return False
-            due *= extent
-    return _as_it_lies(tensor)
-
-
-def _as_it_lies(tensor: Tensor) -> bool:
-    """Return whether memory holds the very elements. Asked last: it costs more than the rest."""
-    return not (tensor.is_neg() or tensor.is_conj())
-
-
-def _shrunk(tensor: Tensor) -> bool:
-    """Return whether the elements reach beyond the memory that is left of their storage."""
-    if not tensor.numel() or tensor.layout is not torch.strided:
-        return False
-    steps = zip(tensor.shape, tensor.stride(), strict=True)
-    reach = tensor.storage_offset() + sum((extent - 1) * step for extent, step in steps) + 1
-    return reach * tensor.element_size() > tensor.untyped_storage().nbytes()
 
 
 def _first_rows(tensor: Tensor, count: int) -> Tensor:
