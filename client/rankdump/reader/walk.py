@@ -182,7 +182,7 @@ def _take(
     if says.kind is FileKind.TABLE:
         found.tables.append((folder, f"{where}/{name}", says))
     elif says.kind.holds_tensors:
-        found.files.append(File(folder, where, name, says, facts.st_size, full))
+        found.files.append(File(folder, f"{where}/{name}", says, facts.st_size, full))
     return True
 
 
