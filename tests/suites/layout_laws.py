@@ -69,9 +69,11 @@ keys = st.builds(
     slot=small,
     task=small,
     stream=small,
+    tensor_format=st.just("DefaultFormat"),
     constant=st.booleans(),
     # No type is called npy; with that one the file's own suffix would be a type.
     element=st.one_of(st.sampled_from(["", "Float32", "0"]), names.filter(lambda n: n != "npy")),
+    argument=st.just(""),
 )
 EXAMPLE = TensorKey(0, "Net", 0, 0, 1, "T", "a/b", Side.INPUT, 0)
 

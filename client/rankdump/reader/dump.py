@@ -137,7 +137,10 @@ class Dump:
 
         DamagedError names the file and line that cannot be read.
         """
-        dump, known = self.where(**filters), recorded(self._tree)
+        dump = self.where(**filters)
+        if not self._tree.tables:
+            return []
+        known = recorded(self._tree)
         return [
             row
             for table in self._tree.tables
