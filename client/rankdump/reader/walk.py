@@ -95,11 +95,10 @@ def walk(root: Path) -> Tree:
 
 def place_in_time(entry: Entry) -> tuple[int, bool, int, int, str, str, int]:
     """Return what sorts tensors as the program ran."""
-    key = entry.key
-    when = key.rank, not key.constant, key.iteration, key.timestamp_us
+    key, path = entry.key, entry.relative
+    when, dated = key.timestamp_us, not key.constant
     # Of one call, inputs come before outputs; a file of one tensor is named by side and slot.
-    member = (entry.relative, key.side, key.slot)
-    return *when, *member
+    return key.rank, dated, key.iteration, when, path, key.side, key.slot
 
 
 def table_of(
