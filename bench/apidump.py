@@ -11,24 +11,14 @@ from __future__ import annotations
 import os
 import shutil
 from collections import defaultdict
-from dataclasses import dataclass
 
 from . import apidump_steps, troubleshooter_steps
 from .host import Host, running_host
 from .result import Result, median
-from .training import EARLY, GROWTH_STEPS, LATE, STEPS, WARMUP_STEPS
+from .training import EARLY, GROWTH_STEPS, LATE, STEPS, WARMUP_STEPS, Case
 
 REPETITIONS = 3
 SUSTAINED_STEP = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """What is trained, and what of it is dumped; nothing when `dump_type` is empty."""
-
-    shape: str
-    dump_type: str = ""
-    steps: int = STEPS
 
 
 CASES = {
@@ -91,7 +81,7 @@ def _ratios(step_s: dict[str, float]) -> dict[str, float]:
 
 def _steps(host: Host, name: str, case: Case) -> list[float]:
     """Return the seconds of the steps of one fresh trainer in a fresh process."""
-    return apidump_steps.run(case.shape, case.dump_type, case.steps, host.tree(name), host.agent)
+    return apidump_steps.run(case.shape, case.dumped, case.steps, host.tree(name), host.agent)
 
 
 def _growth(host: Host, name: str, case: Case) -> float:
@@ -105,7 +95,7 @@ def _measure_peer(host: Host, python: str, repetition: int, times: Times) -> Non
     for name in PEER_CASES:
         case = CASES[name]
         folder = host.folder / f"troubleshooter-{name}-{repetition}"
-        plain_s, theirs_s = troubleshooter_steps.run(python, case.shape, case.dump_type, folder)
+        plain_s, theirs_s = troubleshooter_steps.run(python, case.shape, case.dumped, folder)
         times[f"troubleshooter_{name}_no_hook"] += plain_s
         times[f"troubleshooter_{name}"] += theirs_s
         shutil.rmtree(folder)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from dataclasses import dataclass
 
 import torch
 
@@ -19,22 +18,13 @@ from . import msprobe_steps
 from .encoder import SHAPES, encoder_trainer
 from .host import Host, running_host
 from .result import Result, median
-from .training import EARLY, GROWTH_STEPS, LATE, STEPS, WARMUP_STEPS, step_times
+from .training import EARLY, GROWTH_STEPS, LATE, STEPS, WARMUP_STEPS, Case, step_times
 from .trees import check_complete
 
 REPETITIONS = 5
 SUSTAINED_STEPS = 12
 BUFFER_FULL_STEP = 8
 GROWTH_REPETITIONS = 7
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """What is trained, and what is kept of it; `saved` is empty for no hook at all."""
-
-    shape: str
-    saved: str = ""
-    steps: int = STEPS
 
 
 CASES = {
@@ -82,9 +72,9 @@ def measure() -> Result:
 def _steps(host: Host, name: str, case: Case) -> list[float]:
     """Return the seconds of the steps of one fresh trainer; nothing is left of it."""
     trainer = encoder_trainer(SHAPES[case.shape])
-    if not case.saved:
+    if not case.dumped:
         return step_times(lambda _: trainer.step(), case.steps)
-    session = host.session(name, saved_data=case.saved)
+    session = host.session(name, saved_data=case.dumped)
     session.attach(trainer.model)
 
     def step(number: int) -> None:

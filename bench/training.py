@@ -20,6 +20,15 @@ EARLY, LATE = slice(1, 4), slice(19, 22)
 """Around step 1 and around step 20; step 0 also describes the graph."""
 
 
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What is trained, and what of it is dumped; `dumped` is empty for no hook at all."""
+
+    shape: str
+    dumped: str = ""
+    steps: int = STEPS
+
+
 @dataclass(slots=True)
 class Trainer:
     """A model in training; `step` runs one iteration."""

@@ -54,7 +54,7 @@ class TreeBuilder:
         With `tabled` its row as well, as `saved_data: full` does.
         """
         head = self._head(rank, iteration, op_name, values, side, slot, graph, dtype, op_type)
-        head = replace(head, key=replace(head.key, constant=constant))
+        head = replace(head, key=head.key._replace(constant=constant))
         packer = codec_named(codec)
         place = layout.place_of(head.key, packer.suffix, self.profile)
         path = self.root / place.path
@@ -85,7 +85,7 @@ class TreeBuilder:
     ) -> Path:
         """Write one row and no tensor, as `saved_data: statistic` does; return the table."""
         head = self._head(rank, iteration, op_name, values, side, slot, graph, "", op_type)
-        head = replace(head, key=replace(head.key, constant=constant))
+        head = replace(head, key=head.key._replace(constant=constant))
         self._remember(head, path="", bytes_stored=0)
         return self._append_row(head, values)
 

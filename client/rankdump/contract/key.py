@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 
 class Side(str, Enum):
@@ -16,9 +16,11 @@ class Side(str, Enum):
     __hash__ = str.__hash__
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class TensorKey:
-    """Identity of one tensor of one rank; a record's place in the tree follows from it alone."""
+class TensorKey(NamedTuple):
+    """Identity of one tensor of one rank; a record's place in the tree follows from it alone.
+
+    There is one for each tensor, wherever it goes: no value is made faster.
+    """
 
     rank: int
     net_name: str

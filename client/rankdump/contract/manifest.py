@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from itertools import chain
-from typing import Any, cast
+from typing import Any, NamedTuple, cast, get_type_hints
 
 from rankdump.contract.errors import DamagedError
 from rankdump.contract.status import IterationStatus
@@ -25,9 +25,8 @@ _UNSAID = {"timestamp_us": 0, "member": ""}
 _UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError)
 
 
-@dataclass(frozen=True, slots=True)
-class ManifestRecord:
-    """One tensor of the iteration."""
+class ManifestRecord(NamedTuple):
+    """One tensor of the iteration. There are thousands: no value is made faster."""
 
     path: str
     """Relative to the root of the tree; empty when only a row of `statistic.csv` was written."""
@@ -79,8 +78,8 @@ class Manifest:
             if body["version"] != MANIFEST_VERSION:
                 raise ValueError(f"version {body['version']}, this reader knows {MANIFEST_VERSION}")
             for name in ("world_size", "device"):
-                _check(name, "int", body[name])
-            _check("host", "str", body["host"])
+                _check(name, int, body[name])
+            _check("host", str, body["host"])
             return Manifest(
                 status=_status(body["status"]),
                 world_size=body["world_size"],
@@ -103,17 +102,22 @@ def _records(bodies: list[Any]) -> tuple[ManifestRecord, ...]:
 
     A check of each field of each record would be a fifth of what opening a tree takes.
     """
-    whole = [_UNSAID | body for body in bodies]
     columns: dict[str, list[Any]] = {}
-    for name, kind in _field_kinds(ManifestRecord):
-        column = columns[name] = [body[name] for body in whole]
+    for name, kind in _field_kinds(ManifestRecord).items():
+        column = columns[name] = _column(bodies, name)
         if not _ALL_OF[kind](column):
             raise _wrong(name, next(value for value in column if not _KINDS[kind](value)))
-    extra = next((body.keys() - columns.keys() for body in whole if len(body) > len(columns)), None)
+    extra = set(chain.from_iterable(bodies)).difference(columns)
     if extra:
         raise ValueError(f"a record has {min(extra)[:60]!r}, which no record has")
     columns["shape"] = list(map(tuple, columns["shape"]))
-    return tuple(map(ManifestRecord, *columns.values()))
+    return tuple(map(ManifestRecord._make, zip(*columns.values(), strict=True)))
+
+
+def _column(bodies: list[Any], name: str) -> list[Any]:
+    if name in _UNSAID:
+        return [body.get(name, _UNSAID[name]) for body in bodies]
+    return [body[name] for body in bodies]
 
 
 def _checked(kind: type, body: Any) -> dict[str, Any]:
@@ -121,18 +125,18 @@ def _checked(kind: type, body: Any) -> dict[str, Any]:
 
     Readers sort by them, add them up and join them with text.
     """
-    for name, needed in _field_kinds(kind):
+    for name, needed in _field_kinds(kind).items():
         _check(name, needed, body[name])
     return body
 
 
 @lru_cache(maxsize=8)
-def _field_kinds(kind: type) -> tuple[tuple[str, str], ...]:
-    """Return the name of each field, and its type as the dataclass declares it."""
-    return tuple((each.name, str(each.type)) for each in fields(kind))
+def _field_kinds(kind: type) -> Mapping[str, Any]:
+    """Return the type of each field, by name."""
+    return get_type_hints(kind)
 
 
-def _check(name: str, kind: str, value: object) -> None:
+def _check(name: str, kind: Any, value: object) -> None:
     if not _KINDS[kind](value):
         raise _wrong(name, value)
 
@@ -157,24 +161,24 @@ def _are_named_counts(value: Any) -> bool:
     return isinstance(value, dict) and _are_counts(list(cast("dict[str, object]", value).values()))
 
 
-_KINDS: Mapping[str, Callable[[object], bool]] = {
-    "str": _is_text,
-    "int": _is_count,
-    "bool": lambda value: isinstance(value, bool),
-    "tuple[int, ...]": _are_counts,
-    "Mapping[str, int]": _are_named_counts,
+_KINDS: Mapping[Any, Callable[[object], bool]] = {
+    str: _is_text,
+    int: _is_count,
+    bool: lambda value: isinstance(value, bool),
+    tuple[int, ...]: _are_counts,
+    Mapping[str, int]: _are_named_counts,
 }
-"""Whether a value of JSON is one of that type, by the type as a dataclass declares it."""
+"""Whether a value of JSON is one of a type that a field is declared to be."""
 
 
 def _all_counts(column: list[Any]) -> bool:
     return set(map(type, column)) <= {int} and min(column, default=0) >= 0
 
 
-_ALL_OF: Mapping[str, Callable[[list[Any]], bool]] = {
-    "str": lambda column: set(map(type, column)) <= {str},
-    "int": _all_counts,
-    "tuple[int, ...]": lambda column: (
+_ALL_OF: Mapping[Any, Callable[[list[Any]], bool]] = {
+    str: lambda column: set(map(type, column)) <= {str},
+    int: _all_counts,
+    tuple[int, ...]: lambda column: (
         set(map(type, column)) <= {list} and _all_counts(list(chain.from_iterable(column)))
     ),
 }

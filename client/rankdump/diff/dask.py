@@ -102,7 +102,7 @@ def _anywhere(pair: TensorPair) -> TensorPair:
 def _rooted(tensor: Tensor | None) -> Tensor | None:
     if tensor is None or tensor.entry is None:
         return tensor
-    return replace(tensor, entry=replace(tensor.entry, root=tensor.entry.root.absolute()))
+    return tensor._replace(entry=tensor.entry._replace(root=tensor.entry.root.absolute()))
 
 
 def _explained(outcome: Outcome, pair: TensorPair) -> Outcome:

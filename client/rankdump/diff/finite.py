@@ -66,7 +66,7 @@ class _Alike:
                     outcome = replace(outcome, nonfinite_b=not finite)
                 else:
                     outcome = replace(outcome, nonfinite_a=not finite)
-                self._rows[each] = replace(row, outcome=outcome)
+                self._rows[each] = row._replace(outcome=outcome)
 
     def _digest(self, at: int) -> str:
         tensor = tensor_of(self._rows[at], self._question)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from rankdump.diff.pairing import pair
 from rankdump.diff.pairing.kinds import marks_layer
@@ -11,8 +11,7 @@ from rankdump.diff.places import tensor_pairs
 from rankdump.diff.values import CONSTANTS, Outcome, PairedCalls, Program, Row, Settings, TensorPair
 
 
-@dataclass(frozen=True, slots=True)
-class Matched:
+class Matched(NamedTuple):
     """A pair of tensors, and the pair of calls that it belongs to."""
 
     rank: int
@@ -26,16 +25,16 @@ class Matched:
         call, other = self.calls.a, self.calls.b
         named = call or other
         return Row(
-            rank=self.rank,
-            iteration=self.iteration,
-            position=self.position,
-            rule=self.calls.rule,
-            op_type=named.op_type if named else "",
-            name_a=call.op_name if call else "",
-            name_b=other.op_name if other else "",
-            backward=named is not None and named.backward,
-            pair=self.pair,
-            outcome=outcome,
+            self.rank,
+            self.iteration,
+            self.position,
+            self.calls.rule,
+            named.op_type if named else "",
+            call.op_name if call else "",
+            other.op_name if other else "",
+            named is not None and named.backward,
+            self.pair,
+            outcome,
         )
 
 
@@ -80,8 +79,10 @@ def matched(
 
 
 def _lonely_mark(calls: PairedCalls) -> bool:
+    if calls.a and calls.b:
+        return False
     alone = calls.a or calls.b
-    return not (calls.a and calls.b) and alone is not None and marks_layer(alone.op_name)
+    return alone is not None and marks_layer(alone.op_name)
 
 
 def _by_rank(programs: Sequence[Program]) -> dict[int, dict[int, Program]]:

@@ -5,7 +5,6 @@ Opens the files of the pair and nothing else. What cannot be read is an outcome,
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -106,7 +105,7 @@ def _described(tensor: Tensor, array: Opened) -> Tensor:
     """Return a tensor with the type and shape of its file, where the tree did not say them."""
     if tensor.dtype and tensor.shape == array.shape:
         return tensor
-    return replace(tensor, dtype=tensor.dtype or str(array.dtype), shape=array.shape)
+    return tensor._replace(dtype=tensor.dtype or str(array.dtype), shape=array.shape)
 
 
 def _with_figures(tensor: Tensor) -> Tensor:
@@ -114,7 +113,7 @@ def _with_figures(tensor: Tensor) -> Tensor:
     if tensor.entry is None:
         return tensor
     array = load(tensor.entry)
-    return replace(_described(tensor, array), figures={**figures_of(array), **tensor.figures})
+    return _described(tensor, array)._replace(figures={**figures_of(array), **tensor.figures})
 
 
 def _verdict(found: Measured) -> Verdict:

@@ -27,7 +27,7 @@ def _pairs(a: Sequence[Tensor], b: Sequence[Tensor]) -> list[TensorPair]:
     if len(a) == len(b) == 1:
         return [TensorPair(a[0], b[0])]
     if not (a and b):
-        return [*(TensorPair(own, None) for own in a), *(TensorPair(None, other) for other in b)]
+        return [TensorPair(own, None) for own in a] + [TensorPair(None, other) for other in b]
     left = list(b)
     partner: dict[int, Tensor] = {}
     for same in (_by_word, _by_argument, _by_slot, _by_shape):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from rankdump.contract.errors import DamagedError
@@ -17,7 +16,7 @@ from rankdump.contract.key import Side, TensorKey, sanitised
 from rankdump.contract.layout import api_name, statistic_csv
 from rankdump.contract.selection import GRADIENTS
 from rankdump.contract.statistics import ITEMS, MD5
-from rankdump.diff.values import CONSTANTS, Call, Program, Tensor
+from rankdump.diff.values import CONSTANTS, NO_FIGURES, Call, Program, Tensor
 from rankdump.reader import Dump, Entry, Figures
 
 RECOMPUTED = "Recompute/"
@@ -26,6 +25,9 @@ RECOMPUTED = "Recompute/"
 _Named: TypeAlias = "Entry | Figures"
 _Place: TypeAlias = "tuple[int, int]"
 _Where: TypeAlias = "tuple[int, int, int, str, int, str]"
+_Tensors: TypeAlias = "dict[tuple[Side, int], Tensor]"
+"""Of a call that is being put together, by side and slot."""
+_REPEATED = f":{api_name.RECOMPUTED}"
 _NUMBERS = {title: item for item, title in ITEMS.items() if item != MD5}
 
 
@@ -66,92 +68,68 @@ def _where(key: TensorKey) -> _Where:
     return key.timestamp_us, key.graph, key.slot, key.side.value, key.stream, name
 
 
-@dataclass(slots=True)
-class _Open:
-    """A call that is being put together."""
-
-    first: _Named
-    tensors: dict[tuple[Side, int], Tensor] = field(default_factory=dict[tuple[Side, int], Tensor])
-    recomputed: bool = False
-
-
 def _program(place: _Place, entries: list[Entry], rows: dict[_Where, Figures]) -> Program:
     left = dict(rows)
     named: list[tuple[_Named, Figures | None]] = [
         (entry, left.pop(_where(entry.key), None) if left else None) for entry in entries
     ]
     named.extend((row, row) for row in left.values())
-    named.sort(key=lambda each: _in_time(each[0].key))
-    calls: list[_Open] = []
-    latest: dict[tuple[int, str], _Open] = {}
+    named.sort(key=_in_time)
+    calls: list[tuple[_Named, _Tensors]] = []
+    latest: dict[tuple[int, str], _Tensors] = {}
     for seen, (tensor, row) in enumerate(named):
         key = tensor.key
         name, at = (key.graph, tensor.op_name), (key.side, key.slot)
-        call = latest.get(name)
+        tensors = latest.get(name)
         # What a call has already belongs to the next one of that name.
-        if call is None or at in call.tensors:
-            call = latest[name] = _Open(tensor)
-            calls.append(call)
-        call.tensors[at] = _tensor(tensor, row, seen)
-        call.recomputed = call.recomputed or _repeated(tensor)
+        if tensors is None or at in tensors:
+            tensors = latest[name] = {}
+            calls.append((tensor, tensors))
+        tensors[at] = _tensor(tensor, row, seen)
     rank, iteration = place
-    return Program(rank, iteration, tuple(_call(at, call) for at, call in enumerate(calls)))
+    called = (_call(at, first, list(of.values())) for at, (first, of) in enumerate(calls))
+    return Program(rank, iteration, tuple(called))
 
 
-def _in_time(key: TensorKey) -> tuple[int, str, int]:
+def _in_time(named: tuple[_Named, Figures | None]) -> tuple[int, str, int]:
+    key = named[0].key
     return key.timestamp_us, key.side, key.slot
 
 
-def _call(position: int, call: _Open) -> Call:
-    first, name = call.first, call.first.op_name
-    inputs, outputs = _sides(list(call.tensors.values()))
+def _call(position: int, first: _Named, tensors: list[Tensor]) -> Call:
+    name = first.op_name
     api = api_name.call_of(name)
-    return Call(
-        position=position,
-        op_type=first.op_type,
-        op_name=name,
-        inputs=inputs,
-        outputs=outputs,
-        graph=first.key.graph,
-        backward=name.startswith(GRADIENTS) or (api is not None and api.direction == "backward"),
-        recomputed=call.recomputed or name.startswith(RECOMPUTED),
+    backward = name.startswith(GRADIENTS) or (api is not None and api.direction == "backward")
+    repeated = name.startswith(RECOMPUTED) or any(
+        tensor.argument.endswith(_REPEATED) for tensor in tensors
     )
+    sides = _sides(tensors)
+    return Call(position, first.op_type, name, *sides, first.key.graph, backward, repeated)
 
 
 def _sides(tensors: list[Tensor]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
     """Return inputs and outputs, each by slot."""
     if len(tensors) == 1:  # most parameters and gradients
-        return (tuple(tensors), ()) if tensors[0].side is Side.INPUT else ((), tuple(tensors))
+        alone = (tensors[0],)
+        return (alone, ()) if alone[0].side is Side.INPUT else ((), alone)
     tensors.sort(key=lambda tensor: tensor.slot)
     inputs = [tensor for tensor in tensors if tensor.side is Side.INPUT]
     return tuple(inputs), tuple([tensor for tensor in tensors if tensor.side is Side.OUTPUT])
 
 
-def _repeated(tensor: _Named) -> bool:
-    argument = tensor.record.argument if tensor.record is not None else ""
-    return argument.endswith(f":{api_name.RECOMPUTED}")
-
-
 def _tensor(tensor: _Named, row: Figures | None, seen: int) -> Tensor:
     key, record = tensor.key, tensor.record
-    dtype, shape = _kind(tensor, row)
-    return Tensor(
-        side=key.side,
-        slot=key.slot,
-        argument=record.argument if record is not None else "",
-        dtype=dtype,
-        shape=shape,
-        digest=record.digest if record is not None else "",
-        entry=tensor if isinstance(tensor, Entry) else None,
-        figures=_numbers(row) if row is not None else {},
-        seen=seen,
-    )
+    if record is not None:
+        said = record.argument, record.dtype, record.shape, record.digest
+    else:
+        said = "", *_kind(tensor, row), ""
+    entry = tensor if isinstance(tensor, Entry) else None
+    figures = _numbers(row) if row is not None else NO_FIGURES
+    return Tensor(key.side, key.slot, *said, entry, figures, seen)
 
 
 def _kind(tensor: _Named, row: Figures | None) -> tuple[str, tuple[int, ...] | None]:
-    """Return element type and shape, from whoever knows them without opening a file."""
-    if tensor.record is not None:
-        return tensor.record.dtype, tensor.record.shape
+    """Return element type and shape without a manifest, from whoever knows them unopened."""
     if row is not None:
         return row.dtype, row.shape
     if isinstance(tensor, Entry) and tensor.described is not None:

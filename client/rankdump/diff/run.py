@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, TypeAlias, cast
 
@@ -177,5 +178,5 @@ def _rows(
     )
     rows = [each.row(outcome) for each, outcome in zip(pairs, measured, strict=True)]
     # Sorting is stable: the tensors of a call stay together.
-    rows.sort(key=lambda row: (row.iteration, row.position, row.rank))
+    rows.sort(key=attrgetter("iteration", "position", "rank"))
     return looked_into(rows), {one.rank: other.rank for one, other in programs}

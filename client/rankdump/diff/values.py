@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from rankdump.contract.graph import SourceLine
 from rankdump.contract.key import Side
@@ -16,6 +16,7 @@ from rankdump.reader import Entry
 
 __all__ = [
     "CONSTANTS",
+    "NO_FIGURES",
     "Call",
     "Measures",
     "Origin",
@@ -34,6 +35,8 @@ __all__ = [
     "Verdict",
 ]
 
+NO_FIGURES: Mapping[str, float] = {}
+"""Of a tensor of which none are known."""
 CONSTANTS = -1
 """Iteration of the program that holds the constants of a rank: they belong to none."""
 
@@ -45,9 +48,11 @@ Rule = Literal["exact", "mapping", "type", "sequence", ""]
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Tensor:
-    """One tensor of a call, as a tree knows it; its elements stay on the disk."""
+class Tensor(NamedTuple):
+    """One tensor of a call, as a tree knows it; its elements stay on the disk.
+
+    There are as many as files: no value is made faster. So it is with a `Call` and a `Row`.
+    """
 
     side: Side
     slot: int
@@ -61,7 +66,7 @@ class Tensor:
     """xxh3-128 of the elements as the framework held them; empty when unknown."""
     entry: Entry | None = None
     """Where the elements are; None when only figures are known."""
-    figures: Mapping[str, float] = field(default_factory=dict[str, float])
+    figures: Mapping[str, float] = NO_FIGURES
     """By the names of `contract.statistics`: `max`, `min`, `avg`, `l2norm`, `nan count`, ..."""
     seen: int = 0
     """Place among the tensors of its program, in the order in which they were seen."""
@@ -72,8 +77,7 @@ class Tensor:
         return f"{self.side.value}.{self.slot}"
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """One call of an operator in one iteration of one rank, or the backward of one."""
 
     position: int
@@ -121,8 +125,7 @@ class TensorPair:
     b: Tensor | None
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """One line of a report: a pair of tensors of a pair of calls."""
 
     rank: int

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import cached_property
 from os import PathLike, fspath
 from pathlib import Path
@@ -138,7 +137,10 @@ class Dump:
 
         DamagedError names the file and line that cannot be read.
         """
-        dump, known = self.where(**filters), recorded(self._tree)
+        dump = self.where(**filters)
+        if not self._tree.tables:
+            return []
+        known = recorded(self._tree)
         return [
             row
             for table in self._tree.tables
@@ -201,7 +203,7 @@ class Dump:
 
 def _timeless(key: TensorKey) -> TensorKey:
     """Return what tells a tensor from others of one run."""
-    return replace(key, timestamp_us=0, task=0, stream=0, tensor_format="", element="")
+    return key._replace(timestamp_us=0, task=0, stream=0, tensor_format="", element="")
 
 
 def _may_hold(table: Table, query: Query) -> bool:

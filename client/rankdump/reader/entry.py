@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from rankdump.codec import codec_of
 from rankdump.contract.key import TensorKey
@@ -31,8 +32,7 @@ class Described:
     """Elements of a block of the format, where its number says it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """One tensor: a file, or a member of a bin file."""
 
     root: Path

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,10 +24,8 @@ class File(NamedTuple):
     """One file that holds tensors."""
 
     folder: Folder
-    where: str
-    """Path of the folder below the root."""
-    name: str
-    """On disk."""
+    relative: str
+    """Path below the root."""
     says: FileName
     """What the name says, the full one of a long name."""
     stored_bytes: int
@@ -36,9 +33,9 @@ class File(NamedTuple):
     """The full name of a long one, else the name."""
 
     @property
-    def relative(self) -> str:
-        """Path below the root."""
-        return f"{self.where}/{self.name}"
+    def where(self) -> str:
+        """Path of the folder below the root."""
+        return self.relative.rpartition("/")[0]
 
     @property
     def operator(self) -> tuple[str, FileName]:
@@ -96,7 +93,7 @@ def _of_call(root: Path, file: File, known: Manifested, placed: Placed) -> Entry
         iteration, when = said[0].iteration, said[1].timestamp_us
     else:
         iteration, when = placed.of(file.where, file.full)
-    key = replace(key, iteration=iteration, timestamp_us=when)
+    key = key._replace(iteration=iteration, timestamp_us=when)
     return Entry(root, file.relative, key, file.stored_bytes, said[1] if said else None)
 
 
@@ -129,7 +126,7 @@ def _side_and_slot(file: File, member: str) -> tuple[Side, int]:
 def _shares(file: File, tensors: list[Described]) -> list[int]:
     """Return how much of the file's size each tensor has; the first has the header's, too."""
     sizes = [facts.data_bytes for facts in tensors]
-    packed = file.name.endswith(PACKED)
+    packed = file.relative.endswith(PACKED)
     rest = [0] * len(sizes[1:]) if packed else sizes[1:]
     return [file.stored_bytes - sum(rest), *rest][: len(sizes)]
 

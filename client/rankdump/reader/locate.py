@@ -28,8 +28,8 @@ def locate(path: Path) -> tuple[Entry, ...]:
     for root, folder in _roots(full.parent):
         says = file_in(folder, name)
         if says is not None and says.kind.holds_tensors:
-            where = full.parent.relative_to(root).as_posix()
-            file = File(folder, where, full.name, says, full.stat().st_size, name)
+            relative = full.relative_to(root).as_posix()
+            file = File(folder, relative, says, full.stat().st_size, name)
             problems: list[str] = []
             entries = entries_of(root, [file], _manifests(root, folder), problems)
             if problems:

@@ -24,18 +24,18 @@ class Manifested:
         self._files: defaultdict[str, dict[str, Said]] = defaultdict(dict)
         self._bases: defaultdict[str, set[int]] = defaultdict(set)
         self._devices: defaultdict[int, set[int]] = defaultdict(set)
-        folders: dict[str, str] = {}
         for manifest in manifests:
-            rank = manifest.status.rank
-            self._devices[manifest.device].add(rank)
+            status = manifest.status
+            self._devices[manifest.device].add(status.rank)
+            parents: set[str] = set()
             for record in manifest.records:
+                path = record.path
                 # A record without a path is a row of a table: there is no file to miss.
-                if record.path:
-                    self._files[record.path][record.member] = manifest.status, record
-                    parent = record.path.rpartition("/")[0]
-                    if parent not in folders:
-                        folders[parent] = _base_of(parent)
-                    self._bases[folders[parent]].add(rank)
+                if path:
+                    self._files[path][record.member] = status, record
+                    parents.add(path.rpartition("/")[0])
+            for parent in parents:
+                self._bases[_base_of(parent)].add(status.rank)
         self._asked: set[str] = set()
 
     def of(self, path: str) -> dict[str, Said]:

@@ -11,10 +11,12 @@ import os
 import re
 import stat
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from operator import attrgetter
+from operator import itemgetter
 from pathlib import Path
+from typing import TypeAlias
 
 from rankdump.contract.errors import DamagedError
 from rankdump.contract.layout import statistic_csv
@@ -34,6 +36,10 @@ _ARGUMENTS = re.compile(r"[^.]+\..+\.json")
 """Arguments of an operator: `{op_type}.{scope}.json` (mindspore-dump.md 2.9)."""
 
 
+_Item: TypeAlias = "tuple[str, os.stat_result | None]"
+"""A name in a folder, and what stands there; None when that cannot be told."""
+
+
 @dataclass(slots=True)
 class _Found:
     """What has been gathered so far."""
@@ -50,15 +56,16 @@ class _Found:
     foreign: int = 0
     problems: list[str] = field(default_factory=list[str])
 
-    def listing(self, where: str) -> list[os.DirEntry[str]]:
+    def listing(self, where: str) -> list[_Item]:
         """Return what a folder holds, hidden names left out; a problem when it cannot be read."""
         folder = self.root / where
         try:
-            with os.scandir(folder) as listed:
-                return sorted((e for e in listed if e.name[0] != "."), key=attrgetter("name"))
+            with _listed(folder) as items:
+                found = [_looked_at(item) for item in items if item.name[0] != "."]
         except OSError as error:
             self.problems.append(f"{folder}: cannot be read: {error.strerror}")
             return []
+        return sorted(found, key=itemgetter(0))
 
 
 @collector_paused()
@@ -88,11 +95,10 @@ def walk(root: Path) -> Tree:
 
 def place_in_time(entry: Entry) -> tuple[int, bool, int, int, str, str, int]:
     """Return what sorts tensors as the program ran."""
-    key = entry.key
-    when = key.rank, not key.constant, key.iteration, key.timestamp_us
+    key, path = entry.key, entry.relative
+    when, dated = key.timestamp_us, not key.constant
     # Of one call, inputs come before outputs; a file of one tensor is named by side and slot.
-    member = (entry.relative, key.side, key.slot)
-    return *when, *member
+    return key.rank, dated, key.iteration, when, path, key.side, key.slot
 
 
 def table_of(
@@ -133,15 +139,15 @@ def _enter(found: _Found, folder: Folder, where: str) -> None:
     """Take what a folder holds, and what is below it."""
     listed = found.listing(where)
     names = _long_names(found, where, listed) if folder.names is not Names.NONE else None
-    for item in listed:
-        if _is_folder(item):
-            path = f"{where}/{item.name}" if where else item.name
-            below = inside(folder, item.name)
+    for name, facts in listed:
+        path = f"{where}/{name}" if where else name
+        if facts and stat.S_ISDIR(facts.st_mode):
+            below = inside(folder, name)
             if below is not None:
                 _note(found, below, path)
                 _enter(found, below, path)
                 continue
-        elif names is not None and _take(found, folder, where, item, names):
+        elif facts and names and _take(found, folder, path, names.full(name), facts):
             continue
         # A root, and what stands right in it, may hold anything.
         found.foreign += where.count("/") > 0
@@ -154,40 +160,32 @@ def _note(found: _Found, folder: Folder, path: str) -> None:
         found.folders[path] = folder
 
 
-def _take(
-    found: _Found, folder: Folder, where: str, item: os.DirEntry[str], names: LongNames
-) -> bool:
-    """Take a file of a folder of tensors; return whether it belongs there."""
-    name = item.name
+def _take(found: _Found, folder: Folder, path: str, name: str, facts: os.stat_result) -> bool:
+    """Take a file of a folder of tensors by its full name; return whether it belongs there."""
     if name == MAPPING_FILE:
         return True
-    try:
-        facts = item.stat()
-    except OSError:  # gone since it was listed, or a link to nowhere
-        return False
     if not stat.S_ISREG(facts.st_mode):
         return False
     if folder.names is Names.API_TABLES:
-        found.infos += [(folder, f"{where}/{name}")] if info_files_of(name) else []
+        found.infos += [(folder, path)] if info_files_of(name) else []
         return True
-    full = names.full(name)
-    says = file_in(folder, full)
+    says = file_in(folder, name)
     if says is None:
         table = statistic_csv.TABLE.fullmatch(name) is not None
         if table:
-            found.tables.append((folder, f"{where}/{name}", None))
+            found.tables.append((folder, path, None))
         return table or _ARGUMENTS.fullmatch(name) is not None
     if folder.names is Names.CAPTURED:
         found.folders[folder.base] = folder
     if says.kind is FileKind.TABLE:
-        found.tables.append((folder, f"{where}/{name}", says))
+        found.tables.append((folder, path, says))
     elif says.kind.holds_tensors:
-        found.files.append(File(folder, where, name, says, facts.st_size, full))
+        found.files.append(File(folder, path, says, facts.st_size, name))
     return True
 
 
-def _long_names(found: _Found, where: str, listed: list[os.DirEntry[str]]) -> LongNames:
-    if not any(item.name == MAPPING_FILE for item in listed):
+def _long_names(found: _Found, where: str, listed: list[_Item]) -> LongNames:
+    if not any(name == MAPPING_FILE for name, _ in listed):
         return LongNames()
     try:
         return long_names(found.root / where / MAPPING_FILE)
@@ -196,11 +194,22 @@ def _long_names(found: _Found, where: str, listed: list[os.DirEntry[str]]) -> Lo
         return LongNames()
 
 
-def _is_folder(item: os.DirEntry[str]) -> bool:
+@contextmanager
+def _listed(folder: Path) -> Generator[Iterator[os.DirEntry[str]], None, None]:
+    """Give what a folder holds; by its descriptor, so that no path is looked up for each file."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        return item.is_dir()
-    except OSError:  # a link to itself
-        return False
+        with os.scandir(descriptor) as items:
+            yield items
+    finally:
+        os.close(descriptor)
+
+
+def _looked_at(item: os.DirEntry[str]) -> _Item:
+    try:
+        return item.name, item.stat()
+    except OSError:  # gone since it was listed, a link to nowhere or to itself
+        return item.name, None
 
 
 def _resized(entries: list[Entry], files: list[File]) -> Iterator[str]:

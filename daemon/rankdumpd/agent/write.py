@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import logging
 import threading
-from dataclasses import replace
 
 from rankdump.codec import codec_of
 from rankdump.contract.exchange import RecordHead
@@ -118,7 +117,7 @@ class Writer:
         argument = head.argument if self._layout.api is not None else ""
         if (key.element, key.tensor_format, key.argument) == (element, tensor_format, argument):
             return key
-        return replace(key, element=element, tensor_format=tensor_format, argument=argument)
+        return key._replace(element=element, tensor_format=tensor_format, argument=argument)
 
     def _place(self, key: TensorKey, encoded: Encoded) -> Place:
         kind = self._layout.member_place if encoded.head_bytes else self._layout.place_of

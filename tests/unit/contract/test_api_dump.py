@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -60,7 +59,7 @@ class TestApi(LayoutLaws):
 )
 def test_a_tensor_is_named_by_its_place(argument: str, name: str, slot: int):
     """As the real tool names them; marks are no part of a name."""
-    place = LAYOUT.place_of(replace(KEY, argument=argument), STAND, ".zst")
+    place = LAYOUT.place_of(KEY._replace(argument=argument), STAND, ".zst")
     assert place == Place("rank3/torch_api_dump", f"{name}.zst")
     read = key_of(place.path)
     assert read is not None
@@ -71,7 +70,7 @@ def test_a_tensor_is_named_by_its_place(argument: str, name: str, slot: int):
 @given(name=names, path=names, side=st.sampled_from(Side))
 def test_no_place_leaves_the_folder(name: str, path: str, side: Side):
     """Whatever a call or an argument is called."""
-    key = replace(KEY, op_name=name, side=side, argument=f"{side.value}.{path}")
+    key = KEY._replace(op_name=name, side=side, argument=f"{side.value}.{path}")
     place = LAYOUT.place_of(key, STAND, "")
     assert place.folder == "rank3/torch_api_dump"
     assert "/" not in place.name

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from suites.layout_laws import HOSTILE_NAMES, LayoutLaws
 
@@ -71,8 +69,8 @@ def test_mindspore_name():
     assert key_of(PATH) == mindspore_sync.readable(KEY)
 
 
-WEIGHT = replace(
-    KEY, op_type="Parameter", op_name="layers.0.conv 1.weight", side=Side.OUTPUT, slot=0
+WEIGHT = KEY._replace(
+    op_type="Parameter", op_name="layers.0.conv 1.weight", side=Side.OUTPUT, slot=0
 )
 FOLDER = "rank_3/LeNet/0/2"
 STAMP = KEY.timestamp_us
@@ -94,13 +92,13 @@ STAMP = KEY.timestamp_us
         ),
         (
             "ms2.4",
-            replace(WEIGHT, element="Float32"),
+            WEIGHT._replace(element="Float32"),
             f"{FOLDER}/Parameter.layers_0_conv_1_weight.0.0.{STAMP}.output.0"
             ".DefaultFormat.Float32.npy",
         ),
         (
             "ms2.3",
-            replace(WEIGHT, element="Float32", constant=True, iteration=7, op_name="data-3"),
+            WEIGHT._replace(element="Float32", constant=True, iteration=7, op_name="data-3"),
             f"rank_3/LeNet/0/constants/Parameter.data-3.0.0.{STAMP}.output.0.DefaultFormat.npy",
         ),
     ],

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,11 +31,11 @@ def in_layout(name: str) -> type[LayoutLaws]:
     class Laws(LayoutLaws):
         @staticmethod
         def place_of(key: TensorKey, suffix: str) -> Place:
-            return layout.place_of(replace(key, tensor_format="ND"), STAND, suffix)
+            return layout.place_of(key._replace(tensor_format="ND"), STAND, suffix)
 
         @staticmethod
         def readable(key: TensorKey) -> TensorKey:
-            return layout.readable(replace(key, tensor_format="ND"), STAND)
+            return layout.readable(key._replace(tensor_format="ND"), STAND)
 
         @staticmethod
         def top_of(key: TensorKey) -> str:
@@ -49,7 +47,7 @@ def in_layout(name: str) -> type[LayoutLaws]:
         @given(key=keys)
         def test_files_of_operators(self, key: TensorKey):
             """A bin file, a table, and a bin file of one tensor are told apart, packed or not."""
-            read = replace(layout.readable(key, STAND), tensor_format="")
+            read = layout.readable(key, STAND)._replace(tensor_format="")
             for suffix in self.suffixes:
                 for place, kind in (
                     (layout.operator_place(key, STAND, suffix), FileKind.OPERATOR),
@@ -96,7 +94,7 @@ def test_no_name_of_a_model_leaves_the_root(name: str, key: TensorKey, net: str,
     """Whatever a model is called, and whenever a session claims to have begun."""
     stand = Stand("/data/dump", 0, started)
     layout = LAYOUTS[name]
-    key = replace(key, net_name=net, tensor_format=layout.tensor_format(()))
+    key = key._replace(net_name=net, tensor_format=layout.tensor_format(()))
     place = layout.place_of(key, stand, "")
     for part in place.path.split("/"):
         assert part not in ("", ".", "..")

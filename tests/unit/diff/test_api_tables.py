@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -133,8 +132,8 @@ def test_a_report_is_rounded_and_means_are_over_all_elements(tmp_path):
 
 def test_a_report_of_figures_and_of_other_trees():
     plain = row("conv1/Conv2D-op3", Outcome(Verdict.DIFFERENT, figures={"max": 1.5, "avg": 0.25}))
-    bare = replace(plain.pair.a, entry=None, argument="") if plain.pair.a else None
-    found = from_report(report(replace(plain, pair=TensorPair(bare, bare))))
+    bare = plain.pair.a._replace(entry=None, argument="") if plain.pair.a else None
+    found = from_report(report(plain._replace(pair=TensorPair(bare, bare))))
     (tables,) = found[3]
     assert tables.forward == ApiTable(
         ("ORIGIN NET", "TARGET NET", "shape of orig", "shape of target", "max, min, mean diffs"),
@@ -144,5 +143,5 @@ def test_a_report_of_figures_and_of_other_trees():
 
 
 def test_constants_belong_to_no_step():
-    constant = replace(row("weight/Parameter-op0", Outcome(Verdict.EQUAL)), iteration=CONSTANTS)
+    constant = row("weight/Parameter-op0", Outcome(Verdict.EQUAL))._replace(iteration=CONSTANTS)
     assert list(from_report(report(constant, row("fc/Dense-op0", Outcome(Verdict.EQUAL))))) == [3]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -57,7 +56,7 @@ def _from_here(tensor):
     if tensor is None:
         return None
     root = tensor.entry.root
-    return replace(tensor, entry=replace(tensor.entry, root=root.relative_to(root.parent)))
+    return tensor._replace(entry=tensor.entry._replace(root=root.relative_to(root.parent)))
 
 
 def test_nobody_answers(pairs, monkeypatch):

@@ -164,7 +164,7 @@ def test_a_tensor_says_where_it_is():
     key = TensorKey(0, "Net", 0, 3, 1, "Linear", "fc", Side.OUTPUT, 1)
     entry = Entry(Path("/tree"), "rank_0/Net/0/3/fc.bin", key, 80, member="output.1")
     held = Tensor(Side.OUTPUT, 1, "output.1", "bfloat16", None, "abc", entry, {"max": 2.5})
-    made = replace(row(0, "output.1", outcome()), pair=TensorPair(held, None))
+    made = row(0, "output.1", outcome())._replace(pair=TensorPair(held, None))
     (found,) = parsed(report([made]))["rows"]
     assert found["a"] == {
         "argument": "output.1",

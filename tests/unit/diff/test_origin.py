@@ -142,9 +142,9 @@ def masked(**nonfinite: bool) -> list[Row]:
             digest, bad = "mask", True
         elif tensor.place == "input.0":
             bad = row.name_a == "b" and nonfinite.get("a", False)
-        tensor = replace(tensor, digest=digest)
+        tensor = tensor._replace(digest=digest)
         outcome = replace(row.outcome, nonfinite_a=bad)
-        found.append(replace(row, pair=TensorPair(tensor, tensor), outcome=outcome))
+        found.append(row._replace(pair=TensorPair(tensor, tensor), outcome=outcome))
     return found
 
 

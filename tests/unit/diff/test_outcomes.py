@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -35,7 +34,7 @@ def test_known_digests_open_no_file(tmp_path):
     for each in (a, b):
         path_of(each).unlink()
     assert outcome_of(TensorPair(a, b), Settings()).verdict is Verdict.EQUAL
-    for other in (replace(b, dtype="int32"), replace(b, digest="0" * 32), replace(b, shape=None)):
+    for other in (b._replace(dtype="int32"), b._replace(digest="0" * 32), b._replace(shape=None)):
         assert outcome_of(TensorPair(a, other), Settings()).verdict is Verdict.UNREADABLE
 
 
@@ -99,7 +98,7 @@ def test_shapes_that_only_the_files_know(tmp_path):
     each = pair(tmp_path, "x", np.array([[NAN, 1]], np.float32), np.array([[2, 1, 0]], np.float32))
     assert each.a is not None
     assert each.b is not None
-    unsaid = TensorPair(replace(each.a, shape=None), replace(each.b, shape=None, dtype=""))
+    unsaid = TensorPair(each.a._replace(shape=None), each.b._replace(shape=None, dtype=""))
     found = outcome_of(unsaid, Settings())
     assert (found.verdict, found.findings) == (Verdict.SHAPE, ("shape [1, 2] against [1, 3]",))
     assert (found.nonfinite_a, found.nonfinite_b) == (True, False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -49,7 +48,7 @@ def test_damage_is_what_loading_says(tmp_path):
     record = ManifestRecord("x.npy", 1, "Op", "x", "", "float32", (6,), 24, 24, "")
     (tmp_path / "half.npy").write_bytes(entry.path.read_bytes()[:-4])
     (tmp_path / "none.npy").write_bytes(b"")
-    bad = [replace(entry, record=record)]
+    bad = [entry._replace(record=record)]
     bad += [entry_of(tmp_path / name) for name in ("half.npy", "none.npy", "gone.npy")]
     for each in bad:
         with pytest.raises(DamagedError) as loaded:

@@ -6,7 +6,6 @@ import contextlib
 import shutil
 import tempfile
 import tracemalloc
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -89,7 +88,7 @@ def test_joined_and_single_files_are_one_tensor(tmp_path, packed):
     """What an interrupted agent leaves twice is listed once, what it had not joined as it is."""
     tree = CannTree(tmp_path, packed=packed)
     path = tree.operator(0, NAME, {0: ONES}, {0: HALF})
-    key = replace(tree.key(0, NAME), timestamp_us=tree.clock_us - 10)
+    key = tree.key(0, NAME)._replace(timestamp_us=tree.clock_us - 10)
     tree.single(key, Side.INPUT, 0, ONES)
     tree.single(key, Side.OUTPUT, 0, HALF)
     other = tree.key(0, "Default/Mul-op1")
@@ -110,11 +109,11 @@ def test_manifests_may_name_single_files(tmp_path):
     """Where joining had no room, each tensor has its own file, and its record with it."""
     tree = CannTree(tmp_path)
     path = tree.operator(0, NAME, {0: ONES}, {})
-    key = replace(tree.key(0, NAME), timestamp_us=tree.clock_us - 10)
+    key = tree.key(0, NAME)._replace(timestamp_us=tree.clock_us - 10)
     lone = tree.single(key, Side.INPUT, 0, ONES)
     path.unlink()
     relative, size = str(lone.relative_to(tmp_path)), lone.stat().st_size
-    tree.records[0] = [replace(tree.records[0][0], path=relative, bytes_stored=size)]
+    tree.records[0] = [tree.records[0][0]._replace(path=relative, bytes_stored=size)]
     tree.complete(0)
     (entry,) = walk(tmp_path).entries
     assert entry.record == tree.records[0][0]
@@ -200,7 +199,7 @@ def test_two_hosts_with_the_same_devices(tmp_path):
         tree.operator(0, NAME, {0: ONES}, {})
         tree.operator(1, NAME, {0: ONES}, {})
         for record in tree.records[0]:
-            moved = replace(record, path=record.path.replace(STARTED, started))
+            moved = record._replace(path=record.path.replace(STARTED, started))
             tree.records[0] = [moved]
         tree.complete(0, world_size=16)
         shutil.copytree(tmp_path / str(rank) / STARTED, tmp_path / "all" / started)
@@ -262,12 +261,12 @@ def test_a_manifest_that_lies_about_a_member(tmp_path, member):
     """What a record calls a part of a file has to be one."""
     tree = CannTree(tmp_path)
     tree.operator(0, NAME, {0: ONES}, {})
-    tree.records[0] = [replace(tree.records[0][0], member=member)]
+    tree.records[0] = [tree.records[0][0]._replace(member=member)]
     tree.complete(0)
     found = walk(tmp_path)
     assert found.entries == ()
     assert len(found.problems) == 1
-    tree.records[0] = [replace(tree.records[0][0], member="input.7")]
+    tree.records[0] = [tree.records[0][0]._replace(member="input.7")]
     tree.complete(0)
     (entry,) = walk(tmp_path).entries
     with pytest.raises(DamagedError, match=r"no input\.7 in it"):
@@ -278,7 +277,7 @@ def test_another_shape_than_the_manifest_says(tmp_path):
     """A member that was swapped for another does not pass; a scalar is one element."""
     tree = CannTree(tmp_path)
     tree.operator(0, NAME, {0: ONES, 1: np.array(2.5, np.float32)}, {})
-    wrong = replace(tree.records[0][0], shape=(3, 2))
+    wrong = tree.records[0][0]._replace(shape=(3, 2))
     tree.records[0][0] = wrong
     tree.complete(0)
     first, second = walk(tmp_path).entries
@@ -310,7 +309,7 @@ def test_a_type_without_a_number_is_known_by_its_manifest(tmp_path):
     path = tree.operator(0, NAME, {0: ONES}, {})
     write(path, parts)
     record, size = tree.records[0][0], path.stat().st_size
-    kept = replace(record, dtype="float8_e4m3fnuz", shape=(1, 2), bytes_stored=size)
+    kept = record._replace(dtype="float8_e4m3fnuz", shape=(1, 2), bytes_stored=size)
     tree.records[0] = [kept]
     assert load(walk(tmp_path).entries[0]).dtype == np.int8
     tree.complete(0)
@@ -363,7 +362,7 @@ def test_rows_of_ours_have_their_iteration_from_the_manifest(tmp_path):
                 "Input,0,24,DT_FLOAT,ND,2x3,2.5",
             ],
         )
-        key = replace(tree.key(iteration, NAME), timestamp_us=tree.clock_us - 10)
+        key = tree.key(iteration, NAME)._replace(timestamp_us=tree.clock_us - 10)
         tree.remember(key, "", "input.0", ONES, 0)
         tree.complete(iteration, world_size=0)
     dump = reader.open(tmp_path)
@@ -403,7 +402,7 @@ def test_npy_files_in_a_device_folder(tmp_path):
 def test_records_of_npy_files_may_have_a_member(tmp_path):
     """They share the time stamp of their operator, and each has a file of its own."""
     tree = CannTree(tmp_path, "cann-op", device=1, rank=4)
-    key = replace(tree.key(3, NAME), slot=2, tensor_format="ND")
+    key = tree.key(3, NAME)._replace(slot=2, tensor_format="ND")
     place = CANN_OP.place_of(key, tree.stand, "")
     data = npy.header("<f4", ONES.shape) + ONES.tobytes()
     write(tmp_path / place.path, [data])
@@ -424,7 +423,7 @@ def test_load_by_key(tmp_path):
     dump = reader.open(tmp_path)
     key = TensorKey(1, "Net", 1, 0, 0, "Add", NAME, Side.OUTPUT, 0)
     np.testing.assert_array_equal(dump.load(key), HALF)
-    kernel = replace(key, op_type="aclnnMul_3", op_name="aclnnMul_3", side=Side.INPUT)
+    kernel = key._replace(op_type="aclnnMul_3", op_name="aclnnMul_3", side=Side.INPUT)
     np.testing.assert_array_equal(dump.load(kernel), -ONES)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -128,11 +127,11 @@ def test_load_by_key(tmp_path, profile):
     raw = TensorKey(1, "Net", 0, 3, 0, "Linear", LINEAR, Side.INPUT, 0)
     if profile == "ms2.0":
         # Two operators share the last component here; in a real tree names are unique.
-        raw = replace(raw, op_type="Conv2d", op_name=CONV)
+        raw = raw._replace(op_type="Conv2d", op_name=CONV)
     expected = 13.0 if profile == "ms2.0" else 14.0
     assert (dump.load(raw) == expected).all()
     with pytest.raises(DamagedError, match=r"no tensor input 9 of .* in rank 1, graph 0"):
-        dump.load(replace(raw, slot=9))
+        dump.load(raw._replace(slot=9))
 
 
 def test_the_newest_of_two_runs_counts(tmp_path):
@@ -141,7 +140,7 @@ def test_the_newest_of_two_runs_counts(tmp_path):
     tree.tensor(0, 0, CONV, np.full((2, 3), 99, np.float32), side=Side.INPUT)
     dump = reader.open(tree.root)
     old, new = dump.tensors(rank=0, iteration=0, operator=CONV, side="input")
-    assert (dump.load(replace(old.key, timestamp_us=0)) == 99).all()
+    assert (dump.load(old.key._replace(timestamp_us=0)) == 99).all()
     assert (dump.load(old.key) == 0).all()
     assert (dump.load(new.key) == 99).all()
 

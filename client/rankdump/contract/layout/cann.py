@@ -10,7 +10,7 @@ it was first seen.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from rankdump.contract.key import TensorKey
 from rankdump.contract.layout import cann_name, mindspore_sync
@@ -81,10 +81,10 @@ class CannLayout:
 
     def readable(self, key: TensorKey, stand: Stand) -> TensorKey:
         """Return the key as a path carries it: what reading it back gives."""
-        read = replace(cann_name.readable(key), rank=stand.device, constant=False)
+        read = cann_name.readable(key)._replace(rank=stand.device, constant=False)
         if self.models:
-            return replace(read, net_name=folder_name(key.net_name))
-        return replace(read, net_name="", graph=0, iteration=key.iteration if self.steps else 0)
+            return read._replace(net_name=folder_name(key.net_name))
+        return read._replace(net_name="", graph=0, iteration=key.iteration if self.steps else 0)
 
     def _place(self, key: TensorKey, stand: Stand, name: str) -> Place:
         folder = self.folder_of(

@@ -11,7 +11,6 @@ Source: ascend-formats.md 2.1-2.3. A name over 255 bytes is replaced by a number
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
 
 from rankdump.contract.key import TensorKey, sanitised
 from rankdump.contract.layout.file_name import ACLNN, PACKED
@@ -42,7 +41,7 @@ def readable(key: TensorKey) -> TensorKey:
     op_type, op_name = sanitised(key.op_type) or "_", sanitised(key.op_name) or "_"
     if op_type.startswith(ACLNN) and not op_name.startswith(ACLNN):
         op_type, op_name = op_name, op_type
-    return replace(key, op_type=op_type, op_name=op_name, element="")
+    return key._replace(op_type=op_type, op_name=op_name, element="")
 
 
 def member_name(key: TensorKey) -> str:

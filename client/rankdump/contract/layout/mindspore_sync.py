@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import replace
 from functools import lru_cache
 
 from rankdump.contract.key import Side, TensorKey, sanitised
@@ -58,8 +57,7 @@ def folder_of(rank: int, net_name: str, graph: int, iteration: int, *, constant:
 
 def readable(key: TensorKey, profile: Profile = DEFAULT_PROFILE) -> TensorKey:
     """Return the key as a file name of that profile carries it: what reading it back gives."""
-    return replace(
-        key,
+    return key._replace(
         net_name=folder_name(key.net_name),
         op_type=sanitised(key.op_type) or "_",
         op_name=spelt(key.op_type, key.op_name, profile),

@@ -61,22 +61,24 @@ def key_in(
     `rank` is better known than by the folder, `iteration` where neither folder nor name says it.
     """
     dated = file.number if folder.iteration is None else folder.iteration
+    _, op_type, op_name, task, stream, timestamp_us, _, _, laid, element, *_, argument = file
+    # By place: names would take longer than the key itself.
     return TensorKey(
-        rank=folder.rank if rank is None else rank,
-        net_name=folder.net_name,
-        graph=folder.graph,
-        iteration=(iteration if dated is None else dated) or 0,
-        timestamp_us=file.timestamp_us,
-        op_type=file.op_type,
-        op_name=file.op_name,
-        side=side,
-        slot=slot,
-        task=file.task,
-        stream=file.stream,
-        tensor_format=file.tensor_format,
-        constant=folder.constant,
-        element=file.element,
-        argument=file.argument,
+        folder.rank if rank is None else rank,
+        folder.net_name,
+        folder.graph,
+        (iteration if dated is None else dated) or 0,
+        timestamp_us,
+        op_type,
+        op_name,
+        side,
+        slot,
+        task,
+        stream,
+        laid,
+        folder.constant,
+        element,
+        argument,
     )
 
 

@@ -4,7 +4,7 @@ asynchronous one, which stands in the same folders (mindspore-dump.md 2.13). Pur
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from rankdump.contract.key import TensorKey
 from rankdump.contract.layout import cann_name
@@ -66,8 +66,8 @@ class SynchronousLayout:
         """Return the key as a path carries it: what reading it back gives."""
         if not self.asynchronous:
             return tree.readable(key, stand.profile)
-        read = replace(cann_name.readable(key), net_name=folder_name(key.net_name))
-        return replace(read, iteration=0 if key.constant else key.iteration)
+        read = cann_name.readable(key)._replace(net_name=folder_name(key.net_name))
+        return read._replace(iteration=0 if key.constant else key.iteration)
 
     def operator_place(self, key: TensorKey, stand: Stand, suffix: str) -> Place:
         """Return the place of a file that holds the operator of a tensor."""

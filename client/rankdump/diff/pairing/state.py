@@ -65,19 +65,22 @@ class Pairing:
 
     def result(self) -> list[PairedCalls]:
         """Return all calls in execution order of a; those of b alone behind what they followed."""
-        lines: list[tuple[int, int, PairedCalls]] = []
         place = {b: a for a, (b, _) in self.partner.items()}
-        for call in self.a.calls:
-            other, rule = self.partner.get(call.position, (None, ""))
-            b = self.b.calls[other] if other is not None else None
-            lines.append((call.position, -1, PairedCalls(call, b, rule)))
+        alone: defaultdict[int, list[PairedCalls]] = defaultdict(list)
         behind = -1
         for call in self.b.calls:
             if call.position in place:
                 behind = place[call.position]
             else:
-                lines.append((behind, call.position, PairedCalls(None, call)))
-        return [line for _, _, line in sorted(lines, key=lambda each: each[:2])]
+                alone[behind].append(PairedCalls(None, call))
+        lines = alone[-1]
+        for call in self.a.calls:
+            other, rule = self.partner.get(call.position, (None, ""))
+            b = self.b.calls[other] if other is not None else None
+            lines.append(PairedCalls(call, b, rule))
+            if call.position in alone:
+                lines += alone[call.position]
+        return lines
 
 
 def _grouped(
