@@ -96,7 +96,7 @@ def show(folder: Path) -> None:
     """List the certificates of DIR: names, roles, hosts, and how long they hold."""
     with _said():
         store = _store(folder)
-        store.authority()
+        store.check()
         listed = revoked_in(store.revoked) if store.revoked.exists() else frozenset[str]()
         now = _now()
         for name, each in store.all():

@@ -64,10 +64,14 @@ class Store:
 
     def authority(self) -> Issued:
         """Return the authority; ConfigError when the folder has none."""
+        self.check()
+        return Issued(_read(self.certificate()), _read(self.key()))
+
+    def check(self) -> None:
+        """ConfigError when the folder has no authority."""
         if not self.certificate().exists():
             allowed = f"a folder that rankdumpd certs init {self.folder} made"
             raise ConfigError(str(self.folder), "", "without an authority", allowed)
-        return Issued(_read(self.certificate()), _read(self.key()))
 
     def find(self, name: str) -> Described:
         """Return what a certificate says; ConfigError names those there are."""
