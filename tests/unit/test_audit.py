@@ -45,12 +45,12 @@ def test_a_line_says_when_and_what(path: Path):
 def test_a_link_is_not_followed(path: Path, tmp_path: Path):
     """Nor a pipe waited for, nor a folder made: each is one clear line at the start."""
     path.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(ConfigError, match="log.audit"):
+    with pytest.raises(ConfigError, match=r"log\.audit"):
         Audit(path)
     assert not (tmp_path / "elsewhere").exists()
     os.mkfifo(tmp_path / "pipe")
     for there in (tmp_path / "pipe", tmp_path / "none" / "a", tmp_path):
-        with pytest.raises(ConfigError, match="log.audit"):
+        with pytest.raises(ConfigError, match=r"log\.audit"):
             Audit(there)
 
 
