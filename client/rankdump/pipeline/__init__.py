@@ -59,8 +59,7 @@ class Pipeline:
         credentials: Credentials | None = None,
     ) -> None:
         """`variables` are those of the environment that set a limit to communication."""
-        self._plan = plan
-        self._device = request.device
+        self._plan, self._device = plan, request.device
         self._quiet = plan.selection.trigger == "exception"
         self._in_child = False
         self._course = Course(plan, request.device)
