@@ -10,7 +10,7 @@ import re
 import ssl
 
 from rankdump.contract.errors import UnavailableError
-from rankdump.wire.channel import VARIABLES, Credentials, is_socket
+from rankdump.wire.channel import WHERE, Credentials, is_socket
 
 # The words of gRPC, of releases from 1.62 to 1.85.
 _NEVER_MET = "failed to connect"
@@ -33,10 +33,7 @@ def explained(
 
 def _without(last: str) -> str:
     if any(word in last for word in _CLOSED):
-        return (
-            f"it closes connections in the clear: it may want certificates, and "
-            f"{', '.join(VARIABLES)} are not set"
-        )
+        return f"it closes connections in the clear: it may want certificates ({WHERE})"
     return last
 
 

@@ -14,6 +14,8 @@ from rankdump.contract.errors import ConfigError, UnavailableError
 Options = Sequence[tuple[str, int | str]]
 VARIABLES = ("RANKDUMP_TLS_CA", "RANKDUMP_TLS_CERT", "RANKDUMP_TLS_KEY")
 """Files of the authorities, the own certificate and its key, PEM."""
+WHERE = f"{', '.join(VARIABLES)}; of a daemon: the section [tls]"
+"""Where certificates are named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,7 @@ def connect(
         return grpc.insecure_channel(address, options=options)
     if credentials is None or not credentials.given:
         if not is_loopback(address):
-            allowed = f"an address of this host as long as {', '.join(VARIABLES)} are not set"
+            allowed = f"an address of this host as long as there are no certificates ({WHERE})"
             raise ConfigError("address", "", address, allowed)
         return grpc.insecure_channel(address, options=options)
     files = (credentials.ca, credentials.certificate, credentials.key)
