@@ -20,6 +20,7 @@ from rankdumpd.tls import Certificates, Revoked, fingerprint_of
 
 LOOK_S = 1.0
 """How often open streams are looked at for certificates that were revoked."""
+_MOST_SAID = 1000
 _AUDITED = frozenset({"OpenSession", "Push", "Control", "Report", "Status", "Order", "Hints"})
 
 _log = logging.getLogger(__name__)
@@ -61,6 +62,7 @@ class Gate(grpc.ServerInterceptor):
         self._certificates, self._revoked, self._audit = certificates, revoked, audit
         self._own_may = own_may
         self._streams: set[_Visit] = set()
+        self._said: set[str] = set()
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -153,7 +155,7 @@ class Gate(grpc.ServerInterceptor):
         visit = _Visit(method, caller, context)
         why = refusal(method, caller, revoked=self._listed(), own=self._own())
         if why:
-            _log.warning("%s is refused: %s", method, why)
+            self._say(why)
             self._write(visit, "refused", result=grpc.StatusCode.PERMISSION_DENIED.name)
             context.abort(grpc.StatusCode.PERMISSION_DENIED, why)
         return visit
@@ -178,6 +180,14 @@ class Gate(grpc.ServerInterceptor):
         if self._audit and (what == "refused" or short in _AUDITED):
             who = visit.caller.fields()
             self._audit.add(what, {"method": visit.method.strip("/"), **who, **visit.about, **more})
+
+    def _say(self, why: str) -> None:
+        """Log why callers are refused, each reason once: they will try again."""
+        with self._lock:
+            if why in self._said or len(self._said) >= _MOST_SAID:
+                return
+            self._said.add(why)
+        _log.warning("refused: %s", why)
 
     def _listed(self) -> frozenset[str]:
         return self._revoked.listed() if self._revoked else frozenset()

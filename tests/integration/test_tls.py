@@ -353,7 +353,9 @@ def test_an_agent_reports_over_tls(authority: Authority, running: Served, tmp_pa
     try:
         with connect(server.start()) as channel:
             agent_pb2_grpc.AgentServiceStub(channel).OpenSession(request(tmp_path / "tree"))
-        wait_until(lambda: "Report is for agent, and its roles are: reader" in caplog.text)
+        wait_until(lambda: running.audit.read_text().count('"refused"') > 2)
+        told = [r for r in caplog.records if "Report is for agent" in r.message]
+        assert sorted(r.name for r in told) == ["rankdumpd.agent.report", "rankdumpd.gate"]
         _copy(authority.credentials("agent"), files)
         assert agent.drain(WAIT_S) == 0
         assert agent.view().findings == ()
