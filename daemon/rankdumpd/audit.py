@@ -14,7 +14,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from rankdump.contract.errors import ConfigError
@@ -70,6 +70,10 @@ class Audit:
                 self._lost += 1
                 if self._lost == 1:
                     _log.error("audit %s: lines are lost: %s", self._path, error)
+
+    def reloaded(self, files: Sequence[Path]) -> None:
+        """Add that files were read again."""
+        self.add("reload", {"who": "local", "files": [str(each) for each in files]})
 
     def close(self) -> None:
         """Close the file; the next line opens it again."""

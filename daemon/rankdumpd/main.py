@@ -29,7 +29,7 @@ from rankdumpd.ingest.values import Task
 from rankdumpd.leash import Leash
 from rankdumpd.server import Server, Service, socket_path
 from rankdumpd.settings import AgentSettings, Settings, load
-from rankdumpd.tls import Certificates, Revoked
+from rankdumpd.tls import Certificates, Revoked, nobody
 
 _EXIT_FAILED = 1
 _EXIT_USAGE = 2
@@ -165,10 +165,12 @@ def _door(
 ) -> Server:
     """Return the server of a process, with what protects it."""
     tls = settings.tls
-    shown = Certificates(tls) if tls.on and not socket_path(address) else None
-    revoked = Revoked(Path(tls.revoked)) if shown and tls.revoked else None
     audit = Audit(Path(settings.log.audit)) if settings.log.audit else None
-    gate = None
+    shown = revoked = gate = None
+    if tls.on and not socket_path(address):
+        told = audit.reloaded if audit else nobody
+        shown = Certificates(tls, told)
+        revoked = Revoked(Path(tls.revoked), told) if tls.revoked else None
     if shown or audit:
         gate = Gate(certificates=shown, revoked=revoked, audit=audit, own_may=below_front)
     group = group_of(settings.agent.runtime_group)

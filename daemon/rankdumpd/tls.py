@@ -19,6 +19,7 @@ from rankdump.contract.errors import ConfigError
 from rankdumpd.settings import TlsSettings
 
 Value = TypeVar("Value")
+Told = Callable[[Sequence[Path]], None]
 
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 
@@ -39,14 +40,21 @@ class Material:
     """End of its time, in seconds since the epoch."""
 
 
+def nobody(_files: Sequence[Path]) -> None:
+    """Hear that files were read again, and do nothing about it."""
+
+
 class Watched(Generic[Value]):
     """What some files say, read again once they changed; what cannot be read changes nothing.
 
     Safe to use from several threads. ConfigError when they cannot be read the first time.
     """
 
-    def __init__(self, paths: Sequence[Path], read: Callable[[Sequence[Path]], Value]) -> None:
-        self._paths, self._read = paths, read
+    def __init__(
+        self, paths: Sequence[Path], read: Callable[[Sequence[Path]], Value], told: Told = nobody
+    ) -> None:
+        """Tell `told` of the files each time they were read again."""
+        self._paths, self._read, self._told = paths, read, told
         self._lock = threading.Lock()
         self._seen = self._signature()
         self._value = read(paths)
@@ -59,7 +67,8 @@ class Watched(Generic[Value]):
                 self._seen = seen
                 try:
                     self._value = self._read(self._paths)
-                    _log.info("%s: read again", self._paths[0])
+                    _log.info("read again: %s", ", ".join(map(str, self._paths)))
+                    self._told(self._paths)
                 except ConfigError as error:
                     # Perhaps between two of several files: the next change is looked at again.
                     _log.error("what was read before stays in use: %s", error)
@@ -72,10 +81,10 @@ class Watched(Generic[Value]):
 class Certificates:
     """The own certificate of a server, its key and its authorities, as the files are now."""
 
-    def __init__(self, settings: TlsSettings) -> None:
+    def __init__(self, settings: TlsSettings, told: Told = nobody) -> None:
         """ConfigError when they cannot be read, do not fit together or name no host."""
         paths = [Path(each) for each in (settings.ca, settings.certificate, settings.key)]
-        self._material = Watched(paths, _material)
+        self._material = Watched(paths, _material, told)
         left_s = self.material().expires_s - datetime.datetime.now().timestamp()
         if left_s < 0:
             _log.error("%s has expired: nobody will believe it", settings.certificate)
@@ -98,9 +107,9 @@ class Certificates:
 class Revoked:
     """Fingerprints of certificates that are believed no more."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, told: Told = nobody) -> None:
         """ConfigError when the file cannot be read, or a line is no fingerprint."""
-        self._listed = Watched([path], lambda paths: revoked_in(paths[0]))
+        self._listed = Watched([path], lambda paths: revoked_in(paths[0]), told)
 
     def listed(self) -> frozenset[str]:
         """Return those that the file names now."""

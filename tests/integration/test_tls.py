@@ -63,12 +63,10 @@ class Served:
     def __init__(self, folder: Path, settings: TlsSettings, *services: Service) -> None:
         self.settings = settings
         self.audit = folder / "audit.jsonl"
-        certificates = Certificates(settings)
-        self.gate = Gate(
-            certificates=certificates,
-            revoked=Revoked(Path(settings.revoked)),
-            audit=Audit(self.audit),
-        )
+        audit = Audit(self.audit)
+        certificates = Certificates(settings, audit.reloaded)
+        revoked = Revoked(Path(settings.revoked), audit.reloaded)
+        self.gate = Gate(certificates=certificates, revoked=revoked, audit=audit)
         self._server = Server(ANYWHERE, services, tls=certificates, gate=self.gate)
         self.address = self._server.start()
 
@@ -298,6 +296,8 @@ def test_certificates_that_are_renewed(authority: Authority, running: Served, sh
             Path(renewed.certificate).read_bytes()
         )
         stub.Status(agent_pb2.AgentStatusRequest(), timeout=WAIT_S)
+    (reload,) = [line for line in running.lines() if line["what"] == "reload"]
+    assert running.settings.certificate in str(reload["files"])
     shows(operator)
     ask.agent_status(running.address)
 
