@@ -6,24 +6,30 @@ import dataclasses
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import click
 
 from rankdump.codec import CODECS
 from rankdump.contract.errors import ConfigError, RankdumpError
+from rankdump.wire.channel import Credentials
 from rankdumpd import lifecycle, machine
 from rankdumpd.agent.service import Agent
+from rankdumpd.agent.slabs.place import group_of
+from rankdumpd.audit import Audit
+from rankdumpd.certs.command import certs
 from rankdumpd.coordinator.service import Coordinator
 from rankdumpd.front.service import Front, bring_home_alone
+from rankdumpd.gate import Gate
 from rankdumpd.ingest.command import take_over
 from rankdumpd.ingest.service import IngestRoom
 from rankdumpd.ingest.source import check_apart
 from rankdumpd.ingest.values import Task
 from rankdumpd.leash import Leash
-from rankdumpd.server import Server
+from rankdumpd.server import Server, Service, socket_path
 from rankdumpd.settings import AgentSettings, Settings, load
+from rankdumpd.tls import Certificates, Revoked, nobody
 
 _EXIT_FAILED = 1
 _EXIT_USAGE = 2
@@ -138,6 +144,9 @@ def ingest(
     _execute(None, False, serve)
 
 
+main.add_command(certs)
+
+
 def _with_workers(settings: AgentSettings, workers: int | None) -> AgentSettings:
     return settings if workers is None else dataclasses.replace(settings, workers=workers)
 
@@ -147,7 +156,25 @@ def _agent(settings: Settings) -> Agent | Front:
     if settings.agent.workers > 1:
         return Front(settings, os.environ)
     bring_home_alone(settings.agent)
-    return Agent(settings.agent)
+    tls = settings.tls
+    return Agent(settings.agent, Credentials(tls.ca, tls.certificate, tls.key))
+
+
+def _door(
+    settings: Settings, address: str, services: Sequence[Service], *, below_front: bool = False
+) -> Server:
+    """Return the server of a process, with what protects it."""
+    tls = settings.tls
+    audit = Audit(Path(settings.log.audit)) if settings.log.audit else None
+    shown = revoked = gate = None
+    if tls.on and not socket_path(address):
+        told = audit.reloaded if audit else nobody
+        shown = Certificates(tls, told)
+        revoked = Revoked(Path(tls.revoked), told) if tls.revoked else None
+    if shown or audit:
+        gate = Gate(certificates=shown, revoked=revoked, audit=audit, own_may=below_front)
+    group = group_of(settings.agent.runtime_group)
+    return Server(address, services, tls=shown, gate=gate, group=group)
 
 
 def _task(settings: AgentSettings, source: Path, tree: Path) -> Task:
@@ -169,14 +196,14 @@ def _serve_agent(settings: Settings, leash: Leash | None) -> int:
     # A folder is followed once on a host, by whoever is above the workers.
     ingest = () if leash else _ingest(settings.agent)
     agent = _agent(settings)
-    server = Server(settings.agent.listen, (agent,))
+    server = _door(settings, settings.agent.listen, (agent,), below_front=bool(leash))
     timeout_s = settings.agent.drain_timeout_s
     return lifecycle.run((agent, *ingest), server, drain_timeout_s=timeout_s, leash=leash)
 
 
 def _serve_coordinator(settings: Settings) -> int:
     coordinator = Coordinator(settings.coordinator)
-    server = Server(settings.coordinator.listen, (coordinator,))
+    server = _door(settings, settings.coordinator.listen, (coordinator,))
     return lifecycle.run((coordinator,), server, drain_timeout_s=settings.agent.drain_timeout_s)
 
 
@@ -184,7 +211,7 @@ def _serve_both(settings: Settings, *, ends_with_job: bool) -> int:
     ingest = _ingest(settings.agent)
     agent = _agent(settings)
     coordinator = Coordinator(settings.coordinator, ends_with_job=ends_with_job)
-    server = Server(settings.agent.listen, (agent, coordinator))
+    server = _door(settings, settings.agent.listen, (agent, coordinator))
     rooms = (agent, *ingest, coordinator)
     return lifecycle.run(rooms, server, drain_timeout_s=settings.agent.drain_timeout_s)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import grpc
 
 from rankdump.contract.status import Load, StatusView
+from rankdump.wire.channel import Credentials
 from rankdump.wire.v1 import agent_pb2_grpc
 from rankdumpd import machine
 from rankdumpd.agent import receive
@@ -44,7 +45,7 @@ class Agent:
 
     service_names: tuple[str, ...] = (SERVICE_NAME,)
 
-    def __init__(self, settings: AgentSettings) -> None:
+    def __init__(self, settings: AgentSettings, credentials: Credentials | None = None) -> None:
         cap = share_out(
             settings.memory_bytes,
             machine_bytes=machine.memory_bytes(),
@@ -68,7 +69,7 @@ class Agent:
         )
         self._originals = Originals()
 
-        self._reporter = self._make_reporter(settings.coordinator)
+        self._reporter = self._make_reporter(settings.coordinator, credentials)
         self._registry = Registry(
             self._ledger,
             max_record_bytes=cap.record_bytes,
@@ -195,13 +196,14 @@ class Agent:
         for text in self._reporter.warnings(session.request.job_id):
             session.warn(text)
 
-    def _make_reporter(self, address: str) -> Reporter:
+    def _make_reporter(self, address: str, credentials: Credentials | None) -> Reporter:
         return Reporter(
             address,
             self._ledger.log,
             load=self._load,
             warn=self._warn,
             tell_again=self._tell_again,
+            credentials=credentials,
         )
 
     def _tell_again(self) -> None:

@@ -14,6 +14,7 @@ import grpc
 
 from rankdump.contract.errors import UnavailableError
 from rankdump.contract.exchange import SessionRequest
+from rankdump.wire.channel import Credentials
 from rankdump.wire.v1 import agent_pb2_grpc
 from rankdumpd import machine
 from rankdumpd.agent.ledger.connection import sole_owner
@@ -28,6 +29,7 @@ from rankdumpd.front.sharding import worker_of
 from rankdumpd.front.worker import Worker
 from rankdumpd.server import socket_path
 from rankdumpd.settings import AgentSettings, Settings, environment, without_settings
+from rankdumpd.tls import Certificates
 
 _log = logging.getLogger(__name__)
 
@@ -61,7 +63,13 @@ class Front:
             self._worker(index, memory_bytes=cap.total_bytes, environ=environ)
             for index in range(settings.workers)
         ]
-        self._crew = Crew(self._workers)
+        tls = every.tls
+        shown = Certificates(tls) if tls.on and self._home.runtime_dir is None else None
+        self._crew = Crew(
+            self._workers,
+            Credentials(tls.ca, tls.certificate, tls.key),
+            own_host=lambda: shown.material().hosts[0] if shown else "",
+        )
         self._draining = False
 
     def register(self, server: grpc.Server) -> None:
