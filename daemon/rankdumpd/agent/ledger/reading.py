@@ -24,6 +24,7 @@ from rankdumpd.agent.values import (
 )
 
 ROWS_AT_ONCE = 4096
+_ALL = (1 << 63) - 1
 
 
 class LedgerReader:
@@ -61,12 +62,17 @@ class LedgerReader:
         )
         return [sequence for (sequence,) in found]
 
-    def unapplied(self, session_id: str) -> list[bytes]:
+    def unapplied(
+        self, session_id: str, after: int = 0, *, up_to: int = _ALL, most: int = -1
+    ) -> list[bytes]:
         """Return the declarations that have not taken effect for good, in order."""
         found = self._select(
             f"SELECT body FROM declarations WHERE session_id = ? AND {queries.NOT_APPLIED}"
-            " ORDER BY sequence",
+            " AND sequence > ? AND sequence <= ? ORDER BY sequence LIMIT ?",
             session_id,
+            after,
+            up_to,
+            most,
         )
         return [body for (body,) in found]
 
