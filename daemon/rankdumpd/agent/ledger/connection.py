@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
+from rankdump.contract.errors import RankdumpError
 from rankdumpd import statefile
 from rankdumpd.agent import schema
 
@@ -20,6 +21,11 @@ def connect(path: Path) -> sqlite3.Connection:
         base.executescript(schema.SCHEMA)
 
     return statefile.connect(path, _KEY, prepare)
+
+
+def no_folder(state_dir: Path, error: Exception) -> RankdumpError:
+    """Return what is said of a state folder whose file could not be prepared."""
+    return statefile.no_folder(state_dir, _KEY, error)
 
 
 def sole_owner(state_dir: Path) -> int:
