@@ -11,6 +11,7 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
+from suites.slab_rooms import wait_until
 
 from rankdump.contract.errors import DamagedError
 from rankdump.contract.events import Event, EventColumns, EventKind
@@ -20,7 +21,6 @@ from rankdump.wire.events import events_to_wire
 from rankdump.wire.v1 import agent_pb2, status_pb2
 from rankdumpd.agent import committer
 from rankdumpd.agent.effects import again
-from suites.slab_rooms import wait_until
 
 ARRAY = np.arange(12, dtype=np.float32)
 
