@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 import sqlite3
 
-NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
-_PASSING = NO_SPACE | {
+_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
+_PASSING = _NO_SPACE | {
     errno.EAGAIN,
     errno.EBUSY,
     errno.EINTR,
@@ -24,6 +24,14 @@ def passes(error: BaseException) -> bool:
     if isinstance(error, OSError):
         return error.errno in _PASSING
     return isinstance(error, (sqlite3.OperationalError, MemoryError))
+
+
+def no_space(error: BaseException) -> bool:
+    """Return whether a disk, or the share of it that one may take, is full."""
+    if isinstance(error, OSError):
+        return error.errno in _NO_SPACE
+    # Of SQLITE_FULL Python 3.10 tells no more than its text.
+    return isinstance(error, sqlite3.OperationalError) and "disk is full" in str(error)
 
 
 def damaged(error: BaseException) -> bool:

@@ -63,7 +63,7 @@ def no_folder(state_dir: Path, key: str, error: Exception) -> RankdumpError:
     """Return what is said of a folder in which a daemon cannot keep its state."""
     if faults.damaged(error):
         return DamagedError(f"{key}: {state_dir} has a damaged database: {error}")
-    if (isinstance(error, OSError) and error.errno in faults.NO_SPACE) or _is_full(state_dir):
+    if faults.no_space(error) or _is_full(state_dir):
         return ExhaustedError(f"{key}: {state_dir} has no space: {error}")
     return ConfigError(key, "", str(state_dir), f"a folder ({error})")
 

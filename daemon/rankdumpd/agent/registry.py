@@ -164,7 +164,7 @@ def _introduce(session: Session, request: SessionRequest) -> None:
         said = f"output root {session.plan.output.root!r} cannot be written"
         if not faults.passes(error):
             raise RefusedError(f"{said}: {error}") from None
-        if error.errno not in faults.NO_SPACE:
+        if not faults.no_space(error):
             _log.warning("rank %d: %s at present: %s", request.rank, said, error)
             raise UnavailableError(f"{said} at present: {error}") from None
         # Room may come back while the job runs; until then its records are counted as dropped.
