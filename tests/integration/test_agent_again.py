@@ -255,7 +255,8 @@ class TestBatches:
         assert not rank.status().findings
 
     def test_a_ledger_without_room_lets_nobody_in_yet(self, make_agent, make_rank, monkeypatch):
-        """Whoever opens a session meanwhile is told to come again."""
+        """Whoever opens a session meanwhile is told to come again, and status says why."""
+        monkeypatch.setattr(committer, "TICK_S", 0.01)
         agent = make_agent()
         rank = make_rank(agent.address)
         agent.agent._ledger._base.execute("PRAGMA query_only = 1")
@@ -263,7 +264,10 @@ class TestBatches:
             rank.open()
         assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
         assert "the ledger cannot be written at present" in (failed.value.details() or "")
+        (finding,) = rank.status().findings
+        assert finding.startswith("the ledger cannot be written, and ranks wait: ")
         agent.agent._ledger._base.execute("PRAGMA query_only = 0")
+        wait_until(lambda: not rank.status().findings)
         rank.open()
 
     def test_a_damaged_ledger_asks_the_process_to_stop(

@@ -74,7 +74,7 @@ class Committer:
 
     def findings(self) -> list[str]:
         """Return why nothing is accounted for at present, a sentence; none when all is."""
-        problem = self._settler.problem
+        problem = self._settler.problem or self._ledger.problem
         return [f"the ledger cannot be written, and ranks wait: {problem}"] if problem else []
 
     def stop(self) -> None:
@@ -158,6 +158,8 @@ class Committer:
         for session in self._effects.to_try_again(sessions):
             self._apply(session)
         try:
+            if self._ledger.problem:
+                self._ledger.probe()
             self._ledger.left(each.request.session_id for each in sessions if each.over)
             while self._done.empty() and not self._stopping.is_set() and self._ledger.tidy():
                 pass

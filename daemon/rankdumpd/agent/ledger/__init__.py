@@ -43,6 +43,8 @@ class Ledger(LedgerReader):
         """
         self._synced: bool | None = None
         self._left: set[str] = set()
+        self.problem = ""
+        """Why the last transaction failed; empty when it did not."""
         self._taken_back: Callable[[], None] = lambda: None
         self._guard = sole_owner(state_dir)
         path = state_dir / "ledger.sqlite"
@@ -178,6 +180,11 @@ class Ledger(LedgerReader):
             )
             base.execute(_AWAY, (ticket.session_id, self._now_us()))
 
+    def probe(self) -> None:
+        """Write something that changes nothing, to see whether that is possible again."""
+        with self._transaction() as base:
+            base.execute("UPDATE reporting SET acknowledged = acknowledged")
+
     def left(self, session_ids: Iterable[str]) -> None:
         """Note since when sessions are over, or their ranks gone."""
         new = set(session_ids) - self._left
@@ -192,6 +199,7 @@ class Ledger(LedgerReader):
         for (session_id,) in found:
             with self._transaction() as base:
                 folding.fold_session(base, session_id)
+            self._select(folding.GIVE_BACK)
         return bool(found)
 
     def forget(self, session_id: str, iteration: int) -> None:
@@ -212,11 +220,14 @@ class Ledger(LedgerReader):
                 self._base.execute(f"PRAGMA synchronous = {'FULL' if synced else 'NORMAL'}")
                 self._synced = synced
             with self._whole():
-                self._base.execute("BEGIN IMMEDIATE")
                 try:
+                    self._base.execute("BEGIN IMMEDIATE")
                     yield self._base
                     self._base.execute("COMMIT")
-                except BaseException:
+                    self.problem = ""
+                except BaseException as error:
+                    if isinstance(error, sqlite3.OperationalError):
+                        self.problem = str(error)
                     self._take_back()
                     raise
 

@@ -16,6 +16,8 @@ def connect(path: Path) -> sqlite3.Connection:
     """Return a connection; tables of an earlier version are brought up to the present one."""
 
     def prepare(base: sqlite3.Connection) -> None:
+        # Before the first table: what is forgotten is to become free again.
+        base.execute("PRAGMA auto_vacuum = INCREMENTAL")
         base.execute("PRAGMA journal_mode = WAL")
         _migrate(base, path)
         base.executescript(schema.SCHEMA)

@@ -63,6 +63,9 @@ INSERT OR IGNORE INTO away SELECT session_id, ?, 0 FROM sessions
 WHERE state = '{SessionState.CLOSED.value}'
 """
 
+GIVE_BACK = "PRAGMA incremental_vacuum(1024)"
+"""Pages that are free go back to the disk, those of so many rows and some more."""
+
 
 def note_closed(base: sqlite3.Connection, now_us: int) -> None:
     """Note since when sessions are closed of which nobody knows it."""
