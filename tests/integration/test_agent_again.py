@@ -7,6 +7,7 @@ import os
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -185,19 +186,17 @@ def test_a_rank_that_meets_a_passing_fault_is_let_in_later(rank, frames, disk, c
     )
 
 
-def failing(agent, error: Exception, frames: Callable[[object], bool]) -> list[int]:
-    """Let the ledger of an agent refuse every batch with such a frame; return the sizes."""
-    ledger, sizes = agent.agent._ledger, []
+def failing(agent, error: Exception, frames: Callable[[Any], bool]) -> None:
+    """Let the ledger of an agent refuse every batch with such a frame."""
+    ledger = agent.agent._ledger
     real = ledger.commit
 
     def commit(outcomes, judged, declared, watermarks, *, synced):
-        sizes.append(len(outcomes) + len(judged) + len(declared))
         if any(map(frames, (*outcomes, *judged, *declared))):
             raise error
         real(outcomes, judged, declared, watermarks, synced=synced)
 
     ledger.commit = commit
-    return sizes
 
 
 class TestBatches:

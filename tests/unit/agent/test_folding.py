@@ -63,17 +63,19 @@ def dump(ledger: Ledger, make_request, make_head, make_kind):
             columns = (make_kind(),) * 5, tuple(range(5)), ("1",) * 5
             rows = FigureRows(iteration, *columns, degraded=True)
             judged = Judged(tickets[4], rows, {"disk_low": [0, 3]}, b"rows")
-            end = Declared(tickets[5], IterationEnd(iteration, 9), b"end")
+            ended = IterationEnd(iteration, 9)
+            end = Declared(tickets[5], ended, b"end")
             ends = [end] if iteration < 2 else []
             # As the committer has it: the watermark is that of the batch before.
             ledger.commit(outcomes, [judged], ends, {session_id: number}, synced=False)
             if ends:
-                ledger.iteration_ended(end.ticket, end.declaration, (), BALANCE)
+                ledger.iteration_ended(end.ticket, ended, (), BALANCE)
             number += 6
         if closed:
-            bye = Declared(Ticket(session_id, number), SessionEnd(3), b"bye")
+            left = SessionEnd(3)
+            bye = Declared(Ticket(session_id, number), left, b"bye")
             ledger.commit((), (), [bye], {session_id: number - 1}, synced=False)
-            ledger.session_ended(bye.ticket, bye.declaration)
+            ledger.session_ended(bye.ticket, left)
 
     return entered
 
@@ -133,7 +135,7 @@ def test_what_the_coordinator_has_to_be_told_stays(tmp_path, make_request, clock
     events = Declared(Ticket("session", 1), columns, b"events")
     end = Declared(Ticket("session", 2), IterationEnd(0, 0), b"end")
     ledger.commit((), (), [events, end], {"session": 2}, synced=False)
-    ledger.iteration_ended(end.ticket, end.declaration, (), BALANCE)
+    ledger.iteration_ended(end.ticket, IterationEnd(0, 0), (), BALANCE)
     ledger.session_ended(Ticket("session", 3), SessionEnd(1))
     clock.now_us += 2 * DAY_US
     tidied(ledger)
