@@ -19,7 +19,7 @@ class Due:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._items: dict[int, Declared] = {}
-        self._begun_to = self._read_to = 0
+        self._begun_to = self._read_to = self._told_to = 0
         self._behind = False
         self.waits = False
         """An effect failed and is tried again later: until then nothing takes effect."""
@@ -57,12 +57,14 @@ class Due:
             self._items.update((item.ticket.sequence, item) for item in items)
 
     def next(self, watermark: int) -> Declared | None:
-        """Take out the first that the watermark has passed."""
+        """Take out the first that the watermark has passed; while all wait, each end once."""
         with self._lock:
             first = min(self._items, default=None)
             if first is None or first > watermark:
                 return None
-            if not self.waits:
+            if self.waits:
+                self._told_to = first
+            else:
                 self._begun_to = max(self._begun_to, first)
             return self._items.pop(first)
 
@@ -74,7 +76,8 @@ class Due:
         """Wait from now on; what failed is the first to be tried again."""
         with self._lock:
             kept = [*self._items.values(), *([failed] if failed else [])]
-            self._items = {item.ticket.sequence: item for item in kept if _is_end(item)}
+            ends = {item.ticket.sequence: item for item in kept if _is_end(item)}
+            self._items = {number: end for number, end in ends.items() if number > self._told_to}
             self.waits, self._behind = True, False
 
     def resume(self) -> None:
