@@ -58,10 +58,11 @@ class LedgerReader:
         """
         closed, lost_us = SessionState.CLOSED.value, self._now_us() - int(LOST_S * 1e6)
         found = self._select(
-            f"SELECT {rows.SESSION_COLUMNS} FROM sessions AS s WHERE (state <> ? AND NOT EXISTS"
-            " (SELECT 1 FROM away WHERE away.session_id = s.session_id AND since_us <= ?))"
-            " OR session_id IN (SELECT session_id FROM declarations"
-            f" WHERE {queries.NOT_APPLIED} AND kind NOT IN ('EventColumns', 'GraphPart'))",
+            f"SELECT {rows.SESSION_COLUMNS} FROM sessions AS s WHERE (state <> ?1 AND NOT EXISTS"
+            " (SELECT 1 FROM away WHERE away.session_id = s.session_id AND since_us <= ?2))"
+            " OR EXISTS (SELECT 1 FROM declarations WHERE declarations.session_id = s.session_id"
+            f" AND {queries.NOT_APPLIED}"
+            " AND (s.state = ?1 OR kind NOT IN ('EventColumns', 'GraphPart')))",
             closed,
             lost_us,
         )
