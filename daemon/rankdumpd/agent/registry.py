@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import secrets
 import threading
@@ -10,9 +9,11 @@ from collections.abc import Callable
 
 from rankdump.contract.errors import ExhaustedError, RefusedError, UnavailableError
 from rankdump.contract.exchange import SessionGrant, SessionRequest
-from rankdumpd.agent import metadata, vet
+from rankdumpd import faults
+from rankdumpd.agent import vet
 from rankdumpd.agent.ledger import Ledger
 from rankdumpd.agent.sessions import Listener, Session
+from rankdumpd.agent.sessions.introduced import introduce
 from rankdumpd.agent.values import Declared, SessionRow
 
 MAX_CLOSED_SESSIONS = 1024
@@ -158,17 +159,14 @@ def _check_same(known: SessionRequest, request: SessionRequest) -> None:
 
 def _introduce(session: Session, request: SessionRequest) -> None:
     try:
-        outlet = session.outlet
-        if outlet.layout.api is not None:
-            outlet.tree.make(
-                f"{outlet.layout.rank_folder(request.rank)}/{outlet.layout.api.folder}"
-            )
-        else:
-            metadata.introduce(outlet.tree, request, session.plan, outlet.stand.profile)
+        introduce(session, request)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise RefusedError(
-                f"output root {session.plan.output.root!r} cannot be written: {error}"
-            ) from None
+        said = f"output root {session.plan.output.root!r} cannot be written"
+        if not faults.passes(error):
+            raise RefusedError(f"{said}: {error}") from None
+        if not faults.no_space(error):
+            _log.warning("rank %d: %s at present: %s", request.rank, said, error)
+            raise UnavailableError(f"{said} at present: {error}") from None
         # Room may come back while the job runs; until then its records are counted as dropped.
-        session.trouble(f"rank {request.rank}: no room for its metadata: {error}")
+        session.introduced = False
+        session.due.complaint = f"rank {request.rank}: no room for its metadata: {error}"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import grpc
 
+from rankdump.contract.errors import DamagedError
 from rankdump.contract.status import Load, StatusView
 from rankdump.wire.channel import Credentials
 from rankdump.wire.v1 import agent_pb2_grpc
@@ -40,6 +43,11 @@ from rankdumpd.settings import AgentSettings
 _JOIN_S = 5.0
 
 
+def _ask_to_stop() -> None:
+    # As an operator would: whatever runs this process ends it in its own order.
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
 class Agent:
     """One agent; it owns its ledger from the moment it is made until `stop`."""
 
@@ -61,6 +69,7 @@ class Agent:
             Path(settings.state_dir),
             report_bytes=settings.report_bytes if settings.coordinator else 0,
         )
+        self._ledger.on_damage = _ask_to_stop
         self._slabs = Slabs(
             folder_for(settings.runtime_dir, socket_path(settings.listen)),
             group=group_of(settings.runtime_group),
@@ -101,11 +110,15 @@ class Agent:
         agent_pb2_grpc.add_AgentServiceServicer_to_server(servicer, server)
 
     def start(self) -> None:
-        """Finish what an earlier process left, then begin to work, last room first."""
+        """Finish what an earlier process left, then begin to work, last room first.
+
+        DamagedError when the ledger is not to be believed.
+        """
         for session in self._registry.recover():
             while not self._effects.apply_due(session):
                 pass
             self._tell_session(session)
+        self._check_ledger()
         self._reporter.start()
         self._committer.start()
         self._workers.start()
@@ -114,9 +127,13 @@ class Agent:
         self._rings.start()
 
     def drain(self, timeout_s: float) -> int:
-        """Let ranks finish their streams, then finish the queue; return what is left."""
+        """Let ranks finish their streams, then finish the queue; return what is left.
+
+        DamagedError when the ledger is damaged: nothing can be finished then.
+        """
         deadline = time.monotonic() + timeout_s
         self._registry.refuse()
+        self._check_ledger()
         # Ranks get half of the time, so that what they have sent can be finished.
         self._streams.drain(timeout_s / 2)
         self._streams.end("the agent is stopping")
@@ -150,9 +167,14 @@ class Agent:
             roots=tuple(dict.fromkeys(str(session.outlet.tree.root) for session in sessions)),
             findings=(
                 *(sentence for session in sessions for sentence in session.findings()),
+                *self._committer.findings(),
                 *self._reporter.findings(),
             ),
         )
+
+    def _check_ledger(self) -> None:
+        if self._ledger.damage:
+            raise DamagedError(self._ledger.damage)
 
     def _reader(self, session: Session, mailbox: Mailbox) -> Reader:
         return Reader(session, mailbox, intake=self._intake(session), rings=self._rings)

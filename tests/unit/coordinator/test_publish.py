@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from suites.merged import merged
 
-from rankdump.contract.errors import DamagedError
+from rankdump.contract.errors import DamagedError, ExhaustedError
 from rankdump.contract.events import Event, EventKind, ProcessGroup
 from rankdump.contract.findings import Finding, FindingKind
 from rankdump.contract.order import (
@@ -227,12 +227,10 @@ def test_an_iteration_that_does_not_fit_leaves_the_files_as_they_were(
 
     monkeypatch.setattr(files, "write_all", full)
     large = order(2, operators=9)
-    new, problem = Publisher().append(large, job_id="j", root=str(tmp_path), book=book)
+    with pytest.raises(ExhaustedError, match="No space left"):
+        Publisher().append(large, job_id="j", root=str(tmp_path), book=book)
     monkeypatch.undo()
     assert len(calls) == full_at
-    assert new is None
-    assert "iteration 2: 10 entries" in problem
-    assert "No space left" in problem
     assert contents(tmp_path) == before
     assert len(list(published(appended(tmp_path, 3, book=book)))) == 4
 
@@ -254,9 +252,8 @@ def test_a_table_or_trace_that_does_not_fit_takes_the_iteration_back(
     book = appended(tmp_path, 1)
     before = contents(tmp_path)
     monkeypatch.setattr(f"rankdumpd.coordinator.publish.{what}", broken)
-    new, problem = Publisher().append(order(2), job_id="j", root=str(tmp_path), book=book)
-    assert new is None
-    assert "No space left" in problem
+    with pytest.raises(ExhaustedError, match="No space left"):
+        Publisher().append(order(2), job_id="j", root=str(tmp_path), book=book)
     assert contents(tmp_path) == before
 
 

@@ -84,11 +84,13 @@ class Gather:
         """Hand out one iteration to be published; None when none is ready.
 
         Ready is an iteration that every rank has finished, in rising order, or, out of turn, one
-        of which nothing came for `deadline_s`. With `every`, all that has any events. What is
-        handed out has to be settled before the next.
+        of which nothing came for `deadline_s`. With `every`, all that has any events. A job has
+        none while another of its iterations is handed out and not settled.
         """
         with self._lock:
             for job in self._jobs.values():
+                if job.handed is not None:
+                    continue
                 deadline_s = 0.0 if every else self._deadline_s
                 pending = job.ready(now_s=now_s, deadline_s=deadline_s)
                 if pending is not None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from rankdump.contract.errors import DamagedError, UnavailableError
+from rankdump.contract.errors import DamagedError, ExhaustedError, UnavailableError
 from rankdump.contract.findings import Finding
 from rankdump.contract.order import (
     FINDINGS_FILE,
@@ -27,6 +27,7 @@ from rankdump.contract.order import (
     trace_file,
 )
 from rankdump.contract.status import OrderEntry
+from rankdumpd import faults
 from rankdumpd.coordinator.publish import files
 from rankdumpd.coordinator.publish.blocks import graphs
 from rankdumpd.coordinator.publish.lines import csv_lines
@@ -53,12 +54,15 @@ class Publisher:
     ) -> tuple[Book | None, str]:
         """Write an iteration, all of it or nothing.
 
-        Return the new book and no problem, or no book and why nothing was written.
+        Return the new book and no problem, or no book and why nothing was written; ExhaustedError
+        when the disk has no room or ails, and the same may succeed later.
         """
         try:
             place = opened(job_id, root, book, iteration=order.iteration)
             return self._written(place, order, job_id, root), ""
         except _REFUSALS as error:
+            if faults.passes(error):
+                raise ExhaustedError(f"{root}: {faults.said(error)}") from None
             problem = f"{len(order)} entries could not be published: {error}"
             _LOG.error("job %s, iteration %d: %s", job_id, order.iteration, problem)
             return None, f"iteration {order.iteration}: {problem}"
@@ -94,7 +98,8 @@ def note(
 ) -> tuple[Book | None, str]:
     """Write findings beside the order, all or none.
 
-    Return the new book and no problem, or the old book and why they could not be written.
+    Return the new book and no problem, or the old book and why they could not be written;
+    ExhaustedError as `Publisher.append` raises it.
     """
     if not findings:
         return book, ""
@@ -105,6 +110,8 @@ def note(
         size = files.append(place.folder / name, lines, size_bytes=place.sizes.get(name, 0))
         return Book(root, place.sizes | {name: size}, place.position), ""
     except _REFUSALS as error:
+        if faults.passes(error):
+            raise ExhaustedError(f"{root}: {faults.said(error)}") from None
         _LOG.error("job %s: findings could not be published: %s", job_id, error)
         return book, f"{len(findings)} findings could not be published: {error}"
 

@@ -63,8 +63,10 @@ class Coordinator:
 
     @property
     def problem(self) -> str:
-        """Why the state cannot be written; empty when it can."""
-        return self._keeping.problem if self._keeping else ""
+        """Why state or orders cannot be written; empty when they can."""
+        state = self._keeping.problem if self._keeping else ""
+        orders = self._publishing.problems if self._publishing else []
+        return "; ".join([state, *orders] if state else orders)
 
     def register(self, server: grpc.Server) -> None:
         """Add the services to a server that has not started yet."""
