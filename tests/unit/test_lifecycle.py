@@ -8,12 +8,12 @@ import threading
 
 import pytest
 
-from rankdumpd.lifecycle import StopSignals
+from rankdumpd.signals import Signals
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_before_the_wait_counts(number):
-    asked = StopSignals()
+    asked = Signals()
     try:
         os.kill(os.getpid(), number)
         asked.wait()
@@ -23,7 +23,7 @@ def test_a_signal_before_the_wait_counts(number):
 
 def test_a_signal_to_another_thread_wakes_the_wait():
     """The kernel may give a signal to any thread: the one that waits must learn of it."""
-    asked = StopSignals()
+    asked = Signals()
     ready, done = threading.Event(), threading.Event()
 
     def other() -> None:
@@ -45,7 +45,7 @@ def test_a_signal_to_another_thread_wakes_the_wait():
 @pytest.mark.parametrize("first", ["leash", "signal"])
 def test_a_wish_by_leash_and_by_signal_is_one_wish(first):
     """A service manager may signal a worker whose front has just asked it to drain."""
-    asked = StopSignals()
+    asked = Signals()
     try:
         if first == "leash":
             asked.ask()
@@ -59,5 +59,5 @@ def test_a_wish_by_leash_and_by_signal_is_one_wish(first):
 
 def test_handlers_are_given_back():
     before = signal.getsignal(signal.SIGTERM)
-    StopSignals().close()
+    Signals().close()
     assert signal.getsignal(signal.SIGTERM) is before

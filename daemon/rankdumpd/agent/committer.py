@@ -73,13 +73,23 @@ class Committer:
         """Hand over frames with what they occupy together; never waits."""
         self._done.put((frames, cost))
 
-    def stop(self) -> None:
-        """Commit what was submitted, give up where the disk refuses, end the thread."""
+    def fault(self) -> str:
+        """Say that the thread has died."""
+        alive = self._thread is None or self._thread.is_alive()
+        return "" if alive else "the thread that commits is dead"
+
+    def stop(self, timeout_s: float = 60.0) -> bool:
+        """Commit what was submitted, give up where the disk refuses; return whether the thread has
+        ended by then.
+        """
         self._stopping.set()
         if self._thread:
             self._done.put(None)
-            self._thread.join()
+            self._thread.join(timeout_s)
+            if self._thread.is_alive():
+                return False
             self._thread = None
+        return True
 
     def _run(self) -> None:
         running = True

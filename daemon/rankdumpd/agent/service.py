@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import logging
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -11,6 +13,7 @@ import grpc
 from rankdump.contract.status import Load, StatusView
 from rankdump.wire.v1 import agent_pb2_grpc
 from rankdumpd import machine
+from rankdumpd.activation import was_passed_on
 from rankdumpd.agent import receive
 from rankdumpd.agent.binhead import MOST_SLOTS
 from rankdumpd.agent.budget import Budget
@@ -33,13 +36,17 @@ from rankdumpd.agent.slabs.cap import share_out
 from rankdumpd.agent.slabs.place import folder_for, group_of
 from rankdumpd.agent.stream import OpenStreams, Reader
 from rankdumpd.agent.values import Outcome, Parcel, Policy, dropped
+from rankdumpd.lifecycle import Room
 from rankdumpd.server import socket_path
-from rankdumpd.settings import AgentSettings
+from rankdumpd.settings import AgentSettings, Settings
 
-_JOIN_S = 5.0
+_STOP_S = 3.0
+"""What ends within it ends in order; a thread that a disk holds up is left to it."""
+
+_log = logging.getLogger(__name__)
 
 
-class Agent:
+class Agent(Room):
     """One agent; it owns its ledger from the moment it is made until `stop`."""
 
     service_names: tuple[str, ...] = (SERVICE_NAME,)
@@ -52,6 +59,7 @@ class Agent:
             max_record_bytes=settings.max_record_bytes,
         )
         self._policy = Policy(cap.record_bytes, settings.keep_free_bytes)
+        self._listen = settings.listen
         self._disk = DiskGauge()
         self._budget = Budget(settings.queue_bytes)
         self._streams = OpenStreams()
@@ -96,6 +104,7 @@ class Agent:
             changed=self._tell_session,
             view=self.view,
             settle=self._settle,
+            redirect=self._redirect,
         )
         agent_pb2_grpc.add_AgentServiceServicer_to_server(servicer, server)
 
@@ -128,16 +137,36 @@ class Agent:
 
     def stop(self) -> None:
         """End at once; what was not acknowledged is sent again to the next agent."""
+        deadline = time.monotonic() + _STOP_S
         self._registry.refuse()
         self._budget.close()
         self._streams.end("the agent is stopping")
-        self._streams.join(_JOIN_S)
+        self._streams.join(_STOP_S / 2)
         self._rings.stop()
-        self._workers.stop()
-        self._committer.stop()
-        self._rings.close()
+        written = self._workers.stop(max(0.0, deadline - time.monotonic()))
+        committed = self._committer.stop(max(_STOP_S / 2, deadline - time.monotonic()))
         self._reporter.stop()
-        self._ledger.close()
+        # A commit that goes on holds the ledger, and what stands in slabs is being written.
+        if written and committed:
+            self._rings.close()
+            self._ledger.close()
+        else:
+            _log.error("a disk holds up a thread: ledger and slabs are left as they are")
+
+    def reload(self, settings: Settings) -> None:
+        """Take over limits: those of a stream hold from its next beginning."""
+        keep_free_bytes = settings.agent.keep_free_bytes
+        self._policy = dataclasses.replace(self._policy, keep_free_bytes=keep_free_bytes)
+
+    def fault(self) -> str:
+        """Say which thread is dead without which nothing is written or told."""
+        parts = (self._workers, self._committer, self._rings, self._reporter)
+        return "; ".join(filter(None, (part.fault() for part in parts)))
+
+    def brief(self) -> str:
+        """Say who is here and what is under way."""
+        frames, used_bytes = self._budget.items, self._budget.used_bytes
+        return f"{self._registry.live()} ranks, {frames} frames of {used_bytes:,} bytes under way"
 
     def view(self) -> StatusView:
         """Return everything people may want to know."""
@@ -180,6 +209,11 @@ class Agent:
             link=lambda original: outlet.writer.link(record, original),
             write=lambda: outlet.writer.write(encode(parcel, record, outlet.codec)),
         )
+
+    def _redirect(self, peer: str) -> str:
+        """Return the name of the own socket for who came to the one beside it."""
+        path = socket_path(self._listen) if was_passed_on(peer) else None
+        return path.name if path else ""
 
     def _commit(self, outcomes: Sequence[Outcome]) -> None:
         cost = sum(cost_bytes(outcome.head.byte_count) for outcome in outcomes)
