@@ -1,4 +1,4 @@
-"""A job of one rank without a framework, to see that a host collects: three steps, two operators."""
+"""A job of one rank, three steps and one operator, to see that a host collects."""
 
 from __future__ import annotations
 

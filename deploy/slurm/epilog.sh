@@ -30,5 +30,6 @@ while left=$(queued) && [ "${left:-0}" -gt 0 ] && [ "$(date +%s)" -lt "$end" ]; 
     sleep 1
 done
 [ "${left:-0}" -gt 0 ] && tell "job $SLURM_JOB_ID: $left tensors are still to be written to $tree"
-tell "job $SLURM_JOB_ID: $(timeout 30 rankdump status "$tree" | tail -n 1)"
+tell "job $SLURM_JOB_ID:"
+timeout 30 rankdump status "$tree" >&2
 exit 0
