@@ -13,7 +13,7 @@ import os
 import sys
 from pathlib import Path
 
-import seccomp
+import seccomp  # pyright: ignore[reportMissingImports]
 
 WRITE, EXECUTE = 2, 4
 

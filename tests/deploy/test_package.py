@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -108,7 +108,7 @@ def booted(host: Host) -> Host:
 
 
 @contextlib.contextmanager
-def running(host: Host, *before: str, **environ: str) -> Iterator[Agent]:
+def running(host: Host, *before: str, **environ: str) -> Generator[Agent]:
     with contextlib.closing(Agent(host, *before, **environ)) as agent:
         yield agent
 
@@ -152,10 +152,11 @@ def test_from_the_first_start_to_the_stop(booted: Host):
 
 def test_the_first_rank_starts_the_agent(booted: Host):
     """systemd's own tool holds the socket, as rankdump-agent.socket does."""
+    path = booted.path / "run/rankdump/agent.sock"
+    path.unlink(missing_ok=True)
     # It makes the socket for its own user.
     with running(booted, "systemd-socket-activate", "-l", "/run/rankdump/agent.sock") as agent:
         pause = threading.Event()
-        path = booted.path / "run/rankdump/agent.sock"
         assert any(path.exists() or pause.wait(0.1) for _ in range(300))
         path.chmod(0o660)
         assert not agent.heard

@@ -80,7 +80,7 @@ def test_a_job_of_slurm_from_prolog_to_epilog(make_agent, short_dir: Path):
     done = run("epilog.sh", short_dir, SLURM_JOB_ID="7", RANKDUMP_SOCKET=socket)
     assert done.returncode == 0
     assert "job 7:" in done.stderr
-    assert re.search(r"^ +0 +1 +5 ", done.stderr, re.MULTILINE), done.stderr
+    assert re.search(r"^ +0 +closed +1/1 +5 +5 ", done.stderr, re.MULTILINE), done.stderr
     run("prolog.sh", short_dir, SLURM_JOB_ID="8", RANKDUMP_SOCKET=socket)
     run("epilog.sh", short_dir, SLURM_JOB_ID="8", RANKDUMP_SOCKET=socket)
     assert not tree.with_name("8").exists()
