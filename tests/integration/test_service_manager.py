@@ -18,6 +18,8 @@ import pytest
 from suites.worker_host import RankPlace, dump, tensors
 
 from rankdump.cli.ask import agent_status
+from rankdump.contract.errors import ConfigError
+from rankdumpd.activation import inherited
 
 WAIT_S = 60
 ARRAY = np.arange(1000, dtype=np.float32)
@@ -130,15 +132,6 @@ def test_signs_of_life_come_twice_as_often_as_the_watchdog_wants(manager: Manage
     assert manager.wait_heard("STATUS=drained") == "STATUS=drained, 0 items are left"
 
 
-def test_a_watchdog_of_another_process_is_not_ours(manager: Manager):
-    """A worker inherits the variables of its front."""
-    manager.run(WATCHDOG_USEC="100000", WATCHDOG_PID="1")
-    manager.wait_heard("READY=1")
-    manager.signal(signal.SIGTERM)
-    assert manager.ends_with() == 0
-    assert not any("WATCHDOG" in said for said in manager.heard)
-
-
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_reload_takes_over_what_it_may_and_names_the_rest(manager: Manager, workers: int):
     """A broken file changes nothing, and ranks notice none of it."""
@@ -186,12 +179,11 @@ def held(short_dir: Path) -> Iterator[socket.socket]:
         yield held
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_who_knocks_first_is_sent_to_the_socket_beside(
-    manager: Manager, held: socket.socket, make_rank, frames, workers: int
+def test_who_knocks_first_is_sent_to_the_worker_beside(
+    manager: Manager, held: socket.socket, make_rank, frames
 ):
     """A rank may come before the agent; its frames do not pass the socket that is held."""
-    manager.configure(workers=workers)
+    manager.configure(workers=2)
     rank = make_rank(manager.public)
     manager.run(held)
     redirect = rank.open().redirect
@@ -218,31 +210,35 @@ def test_who_knocks_while_no_agent_runs_is_served_by_the_next(
         assert manager.ends_with() == 0, manager.log()
 
 
-def test_a_session_over_a_held_socket(manager: Manager, held: socket.socket, short_dir: Path):
-    """A real rank follows, and its tensors are in the tree."""
+def test_a_session_over_a_held_socket(
+    manager: Manager, held: socket.socket, make_rank, short_dir: Path
+):
+    """A real rank is sent to the socket beside and follows; its tensors are in the tree."""
     manager.run(held)
     place = RankPlace(short_dir)
+    assert make_rank(manager.public).open().redirect == "agent.sock.direct"
     with place.session(0) as session:
         session.step(0)
         dump(session, tensors(0, 0, 10))
     np.testing.assert_array_equal(place.arrays(0), tensors(0, 0, 10))
 
 
-@pytest.mark.parametrize(
-    ("kind", "says"), [("datagram", "a Unix socket with a path"), ("two", "one socket")]
-)
-def test_what_cannot_be_served_is_one_line(
-    manager: Manager, held: socket.socket, short_dir: Path, kind: str, says: str
-):
+def test_what_cannot_be_served_is_one_line(manager: Manager, short_dir: Path):
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other:
         other.bind(str(short_dir / "other.sock"))
-        if kind == "datagram":
-            manager.run(other)
-        else:
-            manager.run(held, LISTEN_FDS="2")
+        manager.run(other)
         assert manager.ends_with() == 2
-    assert says in manager.log()
+    assert "a Unix socket with a path, listening" in manager.log()
     assert manager.log().count("\n") == 1
+
+
+def test_sockets_of_another_process_are_not_ours():
+    """Nor are several: which one would be the public one?"""
+    own = str(os.getpid())
+    for environ in ({}, {"LISTEN_FDS": "1"}, {"LISTEN_FDS": "1", "LISTEN_PID": "1"}):
+        assert inherited(environ) is None
+    with pytest.raises(ConfigError, match="one socket"):
+        inherited({"LISTEN_FDS": "2", "LISTEN_PID": own})
 
 
 STALLED = """
