@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import click
@@ -14,7 +14,7 @@ import click
 from rankdump.codec import CODECS
 from rankdump.contract.errors import ConfigError, RankdumpError
 from rankdump.wire.channel import Credentials
-from rankdumpd import lifecycle, machine
+from rankdumpd import activation, lifecycle, machine
 from rankdumpd.agent.service import Agent
 from rankdumpd.agent.slabs.place import group_of
 from rankdumpd.audit import Audit
@@ -27,6 +27,7 @@ from rankdumpd.ingest.service import IngestRoom
 from rankdumpd.ingest.source import check_apart
 from rankdumpd.ingest.values import Task
 from rankdumpd.leash import Leash
+from rankdumpd.lifecycle import Reread
 from rankdumpd.server import Server, Service, socket_path
 from rankdumpd.settings import AgentSettings, Settings, load
 from rankdumpd.tls import Certificates, Revoked, nobody
@@ -60,8 +61,8 @@ def agent(
     def changed(settings: Settings) -> Settings:
         return dataclasses.replace(settings, agent=_with_workers(settings.agent, workers))
 
-    def serve(settings: Settings) -> int:
-        return _serve_agent(settings, None if as_worker is None else Leash())
+    def serve(settings: Settings, reread: Reread) -> int:
+        return _serve_agent(settings, reread, None if as_worker is None else Leash())
 
     who = "" if as_worker is None else f"worker {as_worker} "
     _execute(config, check_config, serve, changed, who=who)
@@ -100,10 +101,10 @@ def standalone(
         coordinator = dataclasses.replace(settings.coordinator, state_dir=state)
         return dataclasses.replace(settings, agent=agent, coordinator=coordinator)
 
-    def serve(settings: Settings) -> int:
+    def serve(settings: Settings, reread: Reread) -> int:
         if until_eof:
             lifecycle.stop_at_end_of(sys.stdin.fileno())
-        return _serve_both(settings, ends_with_job=until_eof)
+        return _serve_both(settings, reread, ends_with_job=until_eof)
 
     _execute(config, check_config, serve, changed)
 
@@ -129,7 +130,7 @@ def ingest(
 ) -> None:
     """Take over a dump that MindSpore or CANN wrote to DIR by itself."""
 
-    def serve(settings: Settings) -> int:
+    def serve(settings: Settings, _reread: Reread) -> int:
         if until_eof:
             lifecycle.stop_at_end_of(sys.stdin.fileno())
         task = dataclasses.replace(
@@ -192,28 +193,45 @@ def _ingest(settings: AgentSettings) -> tuple[IngestRoom, ...]:
     return (IngestRoom(task),)
 
 
-def _serve_agent(settings: Settings, leash: Leash | None) -> int:
+def _serve_agent(settings: Settings, reread: Reread, leash: Leash | None) -> int:
     # A folder is followed once on a host, by whoever is above the workers.
     ingest = () if leash else _ingest(settings.agent)
+    listener = activation.inherited(os.environ)
+
+    def moved(settings: Settings) -> Settings:
+        """Return them with the socket beside the one that others hold open."""
+        if listener is None:
+            return settings
+        agent = dataclasses.replace(settings.agent, listen=activation.direct_address(listener))
+        return dataclasses.replace(settings, agent=agent)
+
+    settings = moved(settings)
     agent = _agent(settings)
     server = _door(settings, settings.agent.listen, (agent,), below_front=bool(leash))
-    timeout_s = settings.agent.drain_timeout_s
-    return lifecycle.run((agent, *ingest), server, drain_timeout_s=timeout_s, leash=leash)
+    door = activation.Relay(listener, server) if listener else server
+    rooms = (agent, *ingest)
+    return lifecycle.run(
+        rooms,
+        door,
+        settings=settings,
+        reread=lambda environ: moved(reread(environ)),
+        leash=leash,
+    )
 
 
-def _serve_coordinator(settings: Settings) -> int:
+def _serve_coordinator(settings: Settings, reread: Reread) -> int:
     coordinator = Coordinator(settings.coordinator)
     server = _door(settings, settings.coordinator.listen, (coordinator,))
-    return lifecycle.run((coordinator,), server, drain_timeout_s=settings.agent.drain_timeout_s)
+    return lifecycle.run((coordinator,), server, settings=settings, reread=reread)
 
 
-def _serve_both(settings: Settings, *, ends_with_job: bool) -> int:
+def _serve_both(settings: Settings, reread: Reread, *, ends_with_job: bool) -> int:
     ingest = _ingest(settings.agent)
     agent = _agent(settings)
     coordinator = Coordinator(settings.coordinator, ends_with_job=ends_with_job)
     server = _door(settings, settings.agent.listen, (agent, coordinator))
     rooms = (agent, *ingest, coordinator)
-    return lifecycle.run(rooms, server, drain_timeout_s=settings.agent.drain_timeout_s)
+    return lifecycle.run(rooms, server, settings=settings, reread=reread)
 
 
 def _unchanged(settings: Settings) -> Settings:
@@ -223,22 +241,25 @@ def _unchanged(settings: Settings) -> Settings:
 def _execute(
     config: Path | None,
     check_only: bool,
-    serve: Callable[[Settings], int],
+    serve: Callable[[Settings, Reread], int],
     change: Callable[[Settings], Settings] = _unchanged,
     *,
     who: str = "",
 ) -> None:
+    def reread(environ: Mapping[str, str]) -> Settings:
+        return change(load(config, environ))
+
     try:
-        settings = change(load(config, os.environ))
+        settings = reread(os.environ)
         if check_only:
             click.echo("\n".join(settings.lines()))
             return
         logging.basicConfig(
             stream=sys.stderr,
-            level=logging.INFO,
+            level=settings.log.level.upper(),
             format=f"%(asctime)s %(levelname)s {who}%(name)s: %(message)s",
         )
-        sys.exit(serve(settings))
+        sys.exit(serve(settings, reread))
     except ConfigError as error:
         click.echo(f"rankdumpd: {who}{error}", err=True)
         sys.exit(_EXIT_USAGE)

@@ -395,7 +395,7 @@ def test_the_workers_of_a_front_over_tls(authority: Authority, short_dir: Path, 
         )
     try:
         with notified:
-            assert notified.recv(64) == b"READY=1", log.read_text()
+            assert notified.recv(4096).split(b"\n")[0] == b"READY=1", log.read_text()
         ports = re.findall(
             r"INFO rankdumpd.lifecycle: listening on 0\.0\.0\.0:(\d+)", log.read_text()
         )

@@ -77,13 +77,23 @@ class Committer:
         problem = self._settler.problem or self._ledger.problem
         return [f"the ledger cannot be written, and ranks wait: {problem}"] if problem else []
 
-    def stop(self) -> None:
-        """Commit what was submitted, give up where the disk refuses, end the thread."""
+    def fault(self) -> str:
+        """Say that the thread has died."""
+        alive = self._thread is None or self._thread.is_alive()
+        return "" if alive else "the thread that commits is dead"
+
+    def stop(self, timeout_s: float = 60.0) -> bool:
+        """Commit what was submitted, give up where the disk refuses; return whether the thread has
+        ended by then.
+        """
         self._stopping.set()
         if self._thread:
             self._done.put(None)
-            self._thread.join()
+            self._thread.join(timeout_s)
+            if self._thread.is_alive():
+                return False
             self._thread = None
+        return True
 
     def _run(self) -> None:
         running = True

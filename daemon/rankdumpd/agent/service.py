@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import logging
 import os
 import signal
 import time
@@ -15,14 +17,14 @@ from rankdump.contract.status import Load, StatusView
 from rankdump.wire.channel import Credentials
 from rankdump.wire.v1 import agent_pb2_grpc
 from rankdumpd import machine
+from rankdumpd.activation import was_passed_on
 from rankdumpd.agent import receive
-from rankdumpd.agent.binhead import MOST_SLOTS
 from rankdumpd.agent.budget import Budget
 from rankdumpd.agent.committer import Committer, cost_bytes
 from rankdumpd.agent.dedup import Originals
 from rankdumpd.agent.disk import DiskGauge
 from rankdumpd.agent.effects import Effects
-from rankdumpd.agent.encode import encode, encode_bin, examine
+from rankdumpd.agent.filing import filed
 from rankdumpd.agent.intake import Intake
 from rankdumpd.agent.ledger import Ledger
 from rankdumpd.agent.mailbox import Mailbox
@@ -36,11 +38,16 @@ from rankdumpd.agent.slabs import Slabs
 from rankdumpd.agent.slabs.cap import share_out
 from rankdumpd.agent.slabs.place import folder_for, group_of
 from rankdumpd.agent.stream import OpenStreams, Reader
-from rankdumpd.agent.values import Outcome, Parcel, Policy, dropped
+from rankdumpd.agent.telling import Telling
+from rankdumpd.agent.values import Outcome, Parcel, Policy
+from rankdumpd.lifecycle import Room
 from rankdumpd.server import socket_path
-from rankdumpd.settings import AgentSettings
+from rankdumpd.settings import AgentSettings, Settings
 
-_JOIN_S = 5.0
+_STOP_S = 3.0
+"""What ends within it ends in order; a thread that a disk holds up is left to it."""
+
+_log = logging.getLogger(__name__)
 
 
 def _ask_to_stop() -> None:
@@ -48,7 +55,7 @@ def _ask_to_stop() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-class Agent:
+class Agent(Room):
     """One agent; it owns its ledger from the moment it is made until `stop`."""
 
     service_names: tuple[str, ...] = (SERVICE_NAME,)
@@ -61,6 +68,7 @@ class Agent:
             max_record_bytes=settings.max_record_bytes,
         )
         self._policy = Policy(cap.record_bytes, settings.keep_free_bytes)
+        self._listen = settings.listen
         self._disk = DiskGauge()
         self._budget = Budget(settings.queue_bytes)
         self._streams = OpenStreams()
@@ -85,15 +93,16 @@ class Agent:
             room=lambda live: cap.session_fault(slab_bytes=self._slabs.held_bytes, sessions=live),
             read_declared=receive.declaration_again,
         )
+        self._telling = Telling(self._registry, self._ledger, self._reporter)
         self._effects = Effects(self._ledger, self._reporter)
         self._committer = Committer(self._ledger, self._registry, self._effects, self._budget)
         threads = settings.encode_threads or machine.cores()
-        self._workers = Workers(threads, self._encode_and_write, self._commit)
+        self._workers = Workers(threads, self._file, self._commit)
         self._rings = Rings(
             self._slabs,
             intake=self._intake,
             live_sessions=self._registry.live,
-            changed=self._tell_session,
+            changed=self._telling.tell,
         )
 
     def register(self, server: grpc.Server) -> None:
@@ -103,9 +112,10 @@ class Agent:
             self._streams,
             self._rings,
             reader=self._reader,
-            changed=self._tell_session,
+            changed=self._telling.tell,
             view=self.view,
             settle=self._settle,
+            redirect=self._redirect,
         )
         agent_pb2_grpc.add_AgentServiceServicer_to_server(servicer, server)
 
@@ -117,7 +127,7 @@ class Agent:
         for session in self._registry.recover():
             while not self._effects.apply_due(session):
                 pass
-            self._tell_session(session)
+            self._telling.tell(session)
         self._check_ledger()
         self._reporter.start()
         self._committer.start()
@@ -146,16 +156,36 @@ class Agent:
 
     def stop(self) -> None:
         """End at once; what was not acknowledged is sent again to the next agent."""
+        deadline = time.monotonic() + _STOP_S
         self._registry.refuse()
         self._budget.close()
         self._streams.end("the agent is stopping")
-        self._streams.join(_JOIN_S)
+        self._streams.join(_STOP_S / 2)
         self._rings.stop()
-        self._workers.stop()
-        self._committer.stop()
-        self._rings.close()
+        written = self._workers.stop(max(0.0, deadline - time.monotonic()))
+        committed = self._committer.stop(max(_STOP_S / 2, deadline - time.monotonic()))
         self._reporter.stop()
-        self._ledger.close()
+        # A commit that goes on holds the ledger, and what stands in slabs is being written.
+        if written and committed:
+            self._rings.close()
+            self._ledger.close()
+        else:
+            _log.error("a disk holds up a thread: ledger and slabs are left as they are")
+
+    def reload(self, settings: Settings) -> None:
+        """Take over limits: those of a stream hold from its next beginning."""
+        keep_free_bytes = settings.agent.keep_free_bytes
+        self._policy = dataclasses.replace(self._policy, keep_free_bytes=keep_free_bytes)
+
+    def fault(self) -> str:
+        """Say which thread is dead without which nothing is written or told."""
+        parts = (self._workers, self._committer, self._rings, self._reporter)
+        return "; ".join(filter(None, (part.fault() for part in parts)))
+
+    def brief(self) -> str:
+        """Say who is here and what is under way."""
+        frames, used_bytes = self._budget.items, self._budget.used_bytes
+        return f"{self._registry.live()} ranks, {frames} frames of {used_bytes:,} bytes under way"
 
     def view(self) -> StatusView:
         """Return everything people may want to know."""
@@ -189,20 +219,14 @@ class Agent:
             load=lambda: self._load_of((session,)),
         )
 
-    def _encode_and_write(self, parcel: Parcel) -> Outcome:
+    def _file(self, parcel: Parcel) -> Outcome:
         outlet = self._registry.get(parcel.ticket.session_id).outlet
-        record = examine(parcel, outlet.items, exact=outlet.layout.api is not None)
-        if outlet.joiner:
-            if parcel.head.key.slot >= MOST_SLOTS:
-                return dropped(parcel.ticket, parcel.head, "slot_too_high")
-            encoded = encode_bin(parcel, record, outlet.codec, outlet.layout)
-            return outlet.writer.write(encoded)
-        return self._originals.once(
-            record,
-            f"{outlet.codec.name} {outlet.tree.kind}",
-            link=lambda original: outlet.writer.link(record, original),
-            write=lambda: outlet.writer.write(encode(parcel, record, outlet.codec)),
-        )
+        return filed(parcel, outlet, self._originals)
+
+    def _redirect(self, peer: str) -> str:
+        """Return the name of the own socket for who came to the one beside it."""
+        path = socket_path(self._listen) if was_passed_on(peer) else None
+        return path.name if path else ""
 
     def _commit(self, outcomes: Sequence[Outcome]) -> None:
         cost = sum(cost_bytes(outcome.head.byte_count) for outcome in outcomes)
@@ -213,31 +237,15 @@ class Agent:
         left = self._budget.wait_idle(timeout_s)
         return left + self._reporter.flush(max(0.0, deadline - time.monotonic()))
 
-    def _tell_session(self, session: Session) -> None:
-        self._reporter.session(session.status(), str(session.outlet.tree.root))
-        for text in self._reporter.warnings(session.request.job_id):
-            session.warn(text)
-
     def _make_reporter(self, address: str, credentials: Credentials | None) -> Reporter:
         return Reporter(
             address,
             self._ledger.log,
             load=self._load,
-            warn=self._warn,
-            tell_again=self._tell_again,
+            warn=lambda job_id, text: self._telling.warn(job_id, text),
+            tell_again=lambda: self._telling.tell_again(),
             credentials=credentials,
         )
-
-    def _tell_again(self) -> None:
-        for session in self._registry.all():
-            self._tell_session(session)
-            self._ledger.log.tell_again(session.request.session_id)
-        self._reporter.wake()
-
-    def _warn(self, job_id: str, text: str) -> None:
-        for session in self._registry.all():
-            if session.request.job_id == job_id:
-                session.warn(text)
 
     def _load(self) -> Load:
         return self._load_of(self._registry.all())

@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 
 import grpc
 
-from rankdump.contract.errors import RankdumpError
+from rankdump.contract.errors import RankdumpError, UnavailableError
 from rankdump.contract.status import StatusView
 from rankdump.wire import views
 from rankdump.wire.channel import Credentials, Options, connect
@@ -71,6 +71,11 @@ class Crew:
         """Return where a worker serves; UnavailableError while it does not."""
         return self._members[index].address
 
+    @property
+    def serving(self) -> int:
+        """How many serve at present."""
+        return sum(map(_serves, self._members))
+
     def view(self) -> StatusView:
         """Return what all of them know, and who did not say."""
         answers = self._ask(
@@ -122,6 +127,13 @@ class Crew:
                 channels.enter_context(channel)
                 calls.append(call(agent_pb2_grpc.AgentServiceStub(channel)))
             return [_answer(each) for each in calls]
+
+
+def _serves(member: Member) -> bool:
+    try:
+        return bool(member.address)
+    except UnavailableError:
+        return False
 
 
 def _answer(call: _Call[Answer] | RankdumpError) -> Answer | RankdumpError:

@@ -97,6 +97,12 @@ class Reporter:
             self._thread = threading.Thread(target=self._run, name="rankdumpd-reporter")
             self._thread.start()
 
+    def fault(self) -> str:
+        """Say that the thread has died."""
+        thread = self._thread
+        alive = thread is None or thread.is_alive()
+        return "" if alive else "the thread that reports to the coordinator is dead"
+
     def flush(self, timeout_s: float) -> int:
         """Wait until everything has arrived; return the items that have not."""
         if not self._address:

@@ -23,6 +23,7 @@ from rankdumpd.coordinator.service.publishing import Publishing
 from rankdumpd.coordinator.service.servicer import CoordinatorServicer
 from rankdumpd.coordinator.state import State
 from rankdumpd.coordinator.values import Answer, Fleet, Report
+from rankdumpd.lifecycle import Room
 from rankdumpd.settings import CoordinatorSettings
 
 _LOG = logging.getLogger(__name__)
@@ -35,7 +36,7 @@ _PATIENCE_S = 15.0
 """Longest a report waits for its answer; an agent gives a stream up after a minute."""
 
 
-class Coordinator:
+class Coordinator(Room):
     """Takes the reports of all agents and publishes the order of each job."""
 
     def __init__(self, settings: CoordinatorSettings, *, ends_with_job: bool = False) -> None:
@@ -115,6 +116,15 @@ class Coordinator:
         if self._state is not None:
             self._state.close()
             self._state = None
+
+    def fault(self) -> str:
+        """Say that nobody publishes any more."""
+        dead = self._thread is not None and not self._thread.is_alive()
+        return "the thread that publishes is dead" if dead else ""
+
+    def brief(self) -> str:
+        """Say how much is there that is not published."""
+        return f"{self._gather.backlog} iterations not published"
 
     def connected(self, agent_id: str, change: int) -> None:
         """Note that a stream of an agent has begun (1) or ended (-1)."""
