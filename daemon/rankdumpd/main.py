@@ -12,7 +12,8 @@ from pathlib import Path
 import click
 
 from rankdump.codec import CODECS
-from rankdump.contract.errors import ConfigError, RankdumpError
+from rankdump.contract import roots
+from rankdump.contract.errors import ConfigError, RankdumpError, RefusedError
 from rankdumpd import lifecycle, machine
 from rankdumpd.agent.service import Agent
 from rankdumpd.coordinator.service import Coordinator
@@ -161,6 +162,10 @@ def _ingest(settings: AgentSettings) -> tuple[IngestRoom, ...]:
         return ()
     source, tree = Path(settings.ingest_dir), Path(settings.ingest_into)
     check_apart(source, tree)
+    try:
+        roots.check(str(tree), roots.folders(settings.roots), resolve=os.path.realpath)
+    except RefusedError as error:
+        raise ConfigError("settings", "agent.ingest_into", str(tree), str(error)) from None
     task = dataclasses.replace(_task(settings, source, tree), delete=settings.ingest_delete)
     return (IngestRoom(task),)
 

@@ -310,8 +310,8 @@ class TestDoor:
     def test_wrong_token_is_refused(self, rank):
         """Nobody pushes into a session by knowing its name."""
         rank.open()
-        assert rank.push(token=b"guess").wait_over() is grpc.StatusCode.FAILED_PRECONDITION
-        assert rank.push(token=b"").wait_over() is grpc.StatusCode.FAILED_PRECONDITION
+        assert rank.push(token=b"guess").wait_over() is grpc.StatusCode.PERMISSION_DENIED
+        assert rank.push(token=b"").wait_over() is grpc.StatusCode.PERMISSION_DENIED
 
     def test_unknown_session_is_asked_to_open_again(self, rank):
         """After a restart the rank learns that it has to introduce itself once more."""

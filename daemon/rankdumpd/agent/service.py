@@ -8,6 +8,7 @@ from pathlib import Path
 
 import grpc
 
+from rankdump.contract import roots
 from rankdump.contract.status import Load, StatusView
 from rankdump.wire.v1 import agent_pb2_grpc
 from rankdumpd import machine
@@ -74,6 +75,8 @@ class Agent:
             max_record_bytes=cap.record_bytes,
             room=lambda live: cap.session_fault(slab_bytes=self._slabs.held_bytes, sessions=live),
             read_declared=receive.declaration_again,
+            max_sessions=settings.max_sessions,
+            roots=roots.folders(settings.roots),
         )
         self._effects = Effects(self._ledger, self._reporter)
         self._committer = Committer(self._ledger, self._registry, self._effects, self._budget)
