@@ -17,7 +17,6 @@ from rankdump.contract.plan_json import plan_from_json
 
 # The id's first characters become part of a file name.
 _SESSION_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
-_MAX_JOB_ID_CHARACTERS = 256
 _OWNER_MAY_ENTER = 0o300
 
 
@@ -25,8 +24,6 @@ def plan_of(request: SessionRequest) -> DumpPlan:
     """Return the plan of a session that may be served; say what is wrong with any other."""
     if not _SESSION_ID.fullmatch(request.session_id):
         raise ProtocolError(f"session id {request.session_id!r}: letters, digits, _ and - only")
-    if len(request.job_id) > _MAX_JOB_ID_CHARACTERS:
-        raise ProtocolError(f"job id of {len(request.job_id)} characters")
     plan = plan_from_json(request.plan_json)
     fault = _fault_of(plan)
     if fault:
