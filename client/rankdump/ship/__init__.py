@@ -12,7 +12,13 @@ from collections.abc import Callable, Iterator
 
 import grpc
 
-from rankdump.contract.errors import PermanentError, ProtocolError, RankdumpError
+from rankdump.contract.errors import (
+    ForbiddenError,
+    PermanentError,
+    ProtocolError,
+    RankdumpError,
+    UnavailableError,
+)
 from rankdump.contract.exchange import Declaration, RecordHead, SessionGrant, SessionRequest
 from rankdump.ship import link as times
 from rankdump.ship.depot import Depot
@@ -154,6 +160,7 @@ class Ship:
     def _run(self) -> None:
         wait_s = times.BACKOFF_S[0]
         while not self._finished():
+            taken = self._depot.items.acknowledged
             try:
                 self._connect()
                 wait_s = times.BACKOFF_S[0]
@@ -162,6 +169,9 @@ class Ship:
                 if isinstance(error, PermanentError):
                     self._set_link(Link.REFUSED, str(error))
                     return
+                if self._depot.items.acknowledged > taken:
+                    # It worked: that the stream broke is no reason to wait as long as last time.
+                    wait_s = times.BACKOFF_S[0]
                 known = self.link in (Link.UP, Link.AWAY)
                 self._set_link(Link.AWAY if known else Link.ABSENT, str(error))
             except Exception as error:  # the one place where this thread may not die unheard
@@ -207,6 +217,12 @@ class Ship:
                     self._on_warning(warning)
                 if response.draining:
                     self._outgoing.end_stream()
+        except grpc.RpcError as failure:
+            error = error_of(failure)
+            if not isinstance(error, ForbiddenError):
+                raise
+            # An opening of ours that was slow came in behind the one that gave us this token.
+            raise UnavailableError(str(error)) from None
         finally:
             self._outgoing.end_stream()
         self._set_link(Link.AWAY, "the agent ended the stream")

@@ -33,6 +33,7 @@ from rankdumpd.agent.slabs import Slabs
 from rankdumpd.agent.slabs.cap import share_out
 from rankdumpd.agent.slabs.place import folder_for, group_of
 from rankdumpd.agent.stream import OpenStreams, Reader
+from rankdumpd.agent.tries import Tries
 from rankdumpd.agent.values import Outcome, Parcel, Policy, dropped
 from rankdumpd.server import socket_path
 from rankdumpd.settings import AgentSettings
@@ -56,6 +57,7 @@ class Agent:
         self._disk = DiskGauge()
         self._budget = Budget(settings.queue_bytes)
         self._streams = OpenStreams()
+        self._tries = Tries()
         # First of all: who may not be here says only that.
         self._ledger = Ledger(
             Path(settings.state_dir),
@@ -167,6 +169,7 @@ class Agent:
             committer=self._committer,
             policy=self._policy,
             load=lambda: self._load_of((session,)),
+            tries=self._tries,
         )
 
     def _encode_and_write(self, parcel: Parcel) -> Outcome:

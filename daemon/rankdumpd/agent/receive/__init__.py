@@ -20,15 +20,15 @@ from rankdumpd.agent.receive.declared import (
 )
 from rankdumpd.agent.receive.broken import UNREADABLE, unreadable
 from rankdumpd.agent.receive.head import FigureRules, check_head, check_rows
-from rankdumpd.agent.values import Declared, Outcome, Parcel, Ticket, dropped
+from rankdumpd.agent.values import Declared, Judged, Outcome, Parcel, Ticket, dropped
 
 __all__ = ["Assembler", "Received", "declaration_again", "figure_rows_again"]
 
 _MAPPED_BYTES = 1 << 20
 """A larger record that comes in pieces has pages of its own: there are few of that size."""
 
-Received = Parcel | Outcome | Declared
-"""What a frame completes: a record to keep, a refused one, or a declaration."""
+Received = Parcel | Outcome | Judged | Declared
+"""What a frame completes: a record to keep, a refused one, rows of figures, a declaration."""
 
 
 @dataclass(slots=True)

@@ -131,7 +131,9 @@ def _check_size(message: coordinator_pb2.ReportRequest) -> None:
 
 def _clock(message: coordinator_pb2.ClockEstimate) -> ClockEstimate:
     if max(abs(message.offset_us), message.error_us) > _MOST_OFFSET_US:
-        raise ProtocolError(f"clock that is off by {message.offset_us} us: at most {_MOST_OFFSET_US}")
+        raise ProtocolError(
+            f"clock that is off by {message.offset_us} us: at most {_MOST_OFFSET_US}"
+        )
     return ClockEstimate(**common(message, ClockEstimate))
 
 
