@@ -481,7 +481,7 @@ class TestResending:
         assert (written.status.stored + written.status.linked, len(tensors(rank.root))) == (8, 8)
 
     def test_a_poison_frame_costs_itself(self, make_agent, make_rank, frames):
-        """It is sent again twice, then counted; what comes after it is taken, also after a restart."""
+        """It is sent again twice, then counted; what comes after it is taken."""
         agent = make_agent()
         rank = make_rank(agent.address)
         rank.open()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from rankdump.contract.reasons import REASONS
 from rankdump.contract.events import Event, EventColumns, EventKind
+from rankdump.contract.reasons import REASONS
 
 uint32 = st.integers(0, 2**32 - 1)
 uint64 = st.integers(0, 2**64 - 1)

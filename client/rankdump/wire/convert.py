@@ -62,10 +62,11 @@ def session_request_from_wire(message: agent_pb2.OpenSessionRequest) -> SessionR
     check_count("bytes of a configuration", len(message.config_source), _MOST_SOURCE_BYTES)
     if message.secret and not _SECRET_BYTES[0] <= len(message.secret) <= _SECRET_BYTES[1]:
         raise ProtocolError(f"session with a secret of {len(message.secret)} bytes")
-    texts = ("host", "framework", "device_target")
     return SessionRequest(
-        **common(message, SessionRequest, *texts),
-        **{name: shown(getattr(message, name)) for name in texts},
+        host=shown(message.host),
+        framework=shown(message.framework),
+        device_target=shown(message.device_target),
+        **common(message, SessionRequest, "host", "framework", "device_target"),
     )
 
 

@@ -1,4 +1,4 @@
-"""How often in a row one number of a session failed to come in. Safe to use from several threads."""
+"""How often in a row a session failed at the same place."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _MOST_SESSIONS = 4096
 
 
 class Tries:
-    """Remembers the last failure of each session, of the sessions that failed lately."""
+    """The last failure of each session that failed lately; safe to use from several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -13,12 +13,12 @@ from rankdump.contract.selection import Verdict
 from rankdump.wire import convert
 from rankdump.wire.limits import LIMIT
 from rankdump.wire.v1 import agent_pb2
+from rankdumpd.agent.receive.broken import UNREADABLE, unreadable
 from rankdumpd.agent.receive.declared import (
     declaration_again,
     declaration_from,
     figure_rows_again,
 )
-from rankdumpd.agent.receive.broken import UNREADABLE, unreadable
 from rankdumpd.agent.receive.head import FigureRules, check_head, check_rows
 from rankdumpd.agent.values import Declared, Judged, Outcome, Parcel, Ticket, dropped
 

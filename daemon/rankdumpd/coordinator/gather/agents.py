@@ -10,7 +10,6 @@ from rankdump.contract.status import AgentStatus, ClockEstimate, Load
 from rankdumpd.coordinator.kept import AgentRow
 from rankdumpd.coordinator.values import Report
 
-
 MAX_AGENTS = 1 << 14
 """Each is remembered for days after it was heard last."""
 

@@ -23,7 +23,6 @@ from rankdump.wire.convert import (
 from rankdump.wire.events import events_from_wire
 from rankdump.wire.fields import common
 from rankdump.wire.limits import (
-    LIMIT,
     MAX_NAME,
     check_count,
     check_numbers,
