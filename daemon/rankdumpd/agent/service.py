@@ -12,6 +12,7 @@ from pathlib import Path
 
 import grpc
 
+from rankdump.contract import roots
 from rankdump.contract.errors import DamagedError
 from rankdump.contract.status import Load, StatusView
 from rankdump.wire.channel import Credentials
@@ -39,6 +40,7 @@ from rankdumpd.agent.slabs.cap import share_out
 from rankdumpd.agent.slabs.place import folder_for, group_of
 from rankdumpd.agent.stream import OpenStreams, Reader
 from rankdumpd.agent.telling import Telling
+from rankdumpd.agent.tries import Tries
 from rankdumpd.agent.values import Outcome, Parcel, Policy
 from rankdumpd.lifecycle import Room
 from rankdumpd.server import socket_path
@@ -72,6 +74,7 @@ class Agent(Room):
         self._disk = DiskGauge()
         self._budget = Budget(settings.queue_bytes)
         self._streams = OpenStreams()
+        self._tries = Tries()
         # First of all: who may not be here says only that.
         self._ledger = Ledger(
             Path(settings.state_dir),
@@ -92,6 +95,8 @@ class Agent(Room):
             max_record_bytes=cap.record_bytes,
             room=lambda live: cap.session_fault(slab_bytes=self._slabs.held_bytes, sessions=live),
             read_declared=receive.declaration_again,
+            max_sessions=settings.max_sessions,
+            roots=roots.folders(settings.roots),
         )
         self._telling = Telling(self._registry, self._ledger, self._reporter)
         self._effects = Effects(self._ledger, self._reporter)
@@ -217,6 +222,7 @@ class Agent(Room):
             committer=self._committer,
             policy=self._policy,
             load=lambda: self._load_of((session,)),
+            tries=self._tries,
         )
 
     def _file(self, parcel: Parcel) -> Outcome:

@@ -23,6 +23,8 @@ from rankdumpd.agent.stream import OpenStreams, Reader
 
 _log = logging.getLogger(__name__)
 
+MAX_DRAIN_S = 3600.0
+
 SERVICE_NAME = agent_pb2.DESCRIPTOR.services_by_name["AgentService"].full_name
 
 
@@ -100,8 +102,13 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         with answered(context):
             if not request.HasField("drain"):
                 raise ProtocolError("control without an action")
-            left = self._settle(request.drain.timeout_ms / 1000)
+            left = self._settle(drain_s(request.drain))
             return agent_pb2.ControlResponse(drained=left == 0, queued_records=left)
+
+
+def drain_s(drain: agent_pb2.Drain) -> float:
+    """Return how long a drain may take: who waits has a thread that others may need."""
+    return min(drain.timeout_ms / 1000, MAX_DRAIN_S)
 
 
 def _hello(requests: Iterator[agent_pb2.PushRequest]) -> agent_pb2.Hello:
