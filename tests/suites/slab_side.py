@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from rankdump.contract.slab import SlabWriter
+from rankdump.contract.slab_writer import SlabWriter
 
 WAIT_S = 60
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
 
+from rankdump.contract.errors import DamagedError
 from rankdump.contract.status import Load, StatusView
 from rankdump.wire.v1 import agent_pb2_grpc
 from rankdumpd import machine
@@ -18,13 +20,15 @@ from rankdumpd.agent.committer import Committer, cost_bytes
 from rankdumpd.agent.dedup import Originals
 from rankdumpd.agent.disk import DiskGauge
 from rankdumpd.agent.effects import Effects
-from rankdumpd.agent.encode import encode, encode_bin, examine
+from rankdumpd.agent.elements import loaded
+from rankdumpd.agent.encode import encode, encode_bin, examine, is_corrupted
 from rankdumpd.agent.intake import Intake
 from rankdumpd.agent.ledger import Ledger
 from rankdumpd.agent.mailbox import Mailbox
 from rankdumpd.agent.pipeline import Workers
 from rankdumpd.agent.registry import Registry
 from rankdumpd.agent.report import Reporter
+from rankdumpd.agent.ring import CORRUPTED
 from rankdumpd.agent.rings import Rings
 from rankdumpd.agent.servicer import SERVICE_NAME, AgentServicer
 from rankdumpd.agent.sessions import Session
@@ -168,7 +172,13 @@ class Agent:
 
     def _encode_and_write(self, parcel: Parcel) -> Outcome:
         outlet = self._registry.get(parcel.ticket.session_id).outlet
+        try:
+            parcel = replace(parcel, data=loaded(parcel.data))
+        except DamagedError:
+            return dropped(parcel.ticket, parcel.head, CORRUPTED)
         record = examine(parcel, outlet.items, exact=outlet.layout.api is not None)
+        if is_corrupted(parcel, record):
+            return dropped(parcel.ticket, parcel.head, CORRUPTED)
         if outlet.joiner:
             if parcel.head.key.slot >= MOST_SLOTS:
                 return dropped(parcel.ticket, parcel.head, "slot_too_high")

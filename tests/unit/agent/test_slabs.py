@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from rankdump.contract.errors import ConfigError, DamagedError, ExhaustedError
-from rankdump.contract.slab import MIN_RING_BYTES, SlabReader, slab_bytes
+from rankdump.contract.slab import MIN_RING_BYTES, slab_bytes
+from rankdump.contract.slab_reader import SlabReader
 from rankdumpd.agent.slabs import Slabs
 from rankdumpd.agent.slabs.cap import SESSION_BYTES, Cap, share_out
 from rankdumpd.agent.slabs.file import make_slab
@@ -93,21 +94,39 @@ class TestFile:
             slab.check()
 
     def test_memory_outlives_its_file(self, tmp_path: Path):
-        """What is being written is readable until nobody has a view of it."""
+        """What will be written is readable until nobody needs it, and costs no descriptor then."""
         slab = make_slab(tmp_path / "a.slab", slab_bytes(0), group=-1)
-        view = slab.memory[:6]
+        elements = slab.beside(0, 6)
+        number = elements.file.number
         slab.remove()
         slab.remove()
-        del slab
-        assert bytes(view) == b"RDSLAB"
+        assert bytes(elements.load()) == b"RDSLAB"
         assert list(tmp_path.iterdir()) == []
+        with pytest.raises(DamagedError, match="given up"):
+            slab.beside(0, 6)
+        del elements
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(number)
+
+    def test_what_a_rank_cut_short_is_damaged(self, tmp_path: Path):
+        """Also between a look at the size and the reading: no signal, an error."""
+        path = tmp_path / "a.slab"
+        slab = make_slab(path, slab_bytes(0), group=-1)
+        elements = slab.beside(slab.length - 10, 10)
+        os.truncate(path, slab.length - 4)
+        with pytest.raises(DamagedError, match="ends 4 bytes before"):
+            elements.load()
+        os.truncate(path, 0)
+        with pytest.raises(DamagedError, match="ends 8 bytes before"):
+            slab.number(64)
+        slab.close()
 
     def test_a_successor_in_its_place_stays(self, tmp_path: Path):
         """An old slab that is removed late does not take the new one of its session with it."""
         first = make_slab(tmp_path / "a.slab", slab_bytes(0), group=-1)
         second = make_slab(tmp_path / "a.slab", slab_bytes(0), group=-1)
         first.remove()
-        assert (tmp_path / "a.slab").stat().st_ino == os.fstat(second._descriptor).st_ino
+        assert (tmp_path / "a.slab").stat().st_ino == os.fstat(second._opened).st_ino
         second.close()
 
 
@@ -117,7 +136,7 @@ class TestSlabs:
         cap = Cap(SESSION_BYTES + slab_bytes(0) * 3 // 2, 0, 1)
         slabs = Slabs(tmp_path / "s", group=-1, ring_bytes=GIB, cap=cap)
         first = slabs.make("a", wanted_bytes=1, sessions=1)
-        assert SlabReader(first.memory).ring_bytes == MIN_RING_BYTES
+        assert SlabReader(first).ring_bytes == MIN_RING_BYTES
         with pytest.raises(ExhaustedError, match="are left"):
             slabs.make("b", wanted_bytes=1, sessions=1)
         slabs.remove("a", first)

@@ -66,9 +66,9 @@ class Slabs:
         path = self._path(session_id)
         try:
             slab = find_slab(path)
-        except (OSError, ValueError) as error:
+        except OSError as error:
             _take_away(path)
-            raise DamagedError(f"slab {path} cannot be mapped: {error}") from None
+            raise DamagedError(f"slab {path} cannot be opened: {error}") from None
         if slab is not None:
             with self._lock:
                 self._held[session_id] = slab.length
@@ -135,7 +135,7 @@ def _take_away(path: Path) -> None:
 def _in_use(path: Path) -> bool:
     try:
         slab = find_slab(path)
-    except (OSError, ValueError):
+    except OSError:
         return False
     if slab is None:
         return False
