@@ -54,8 +54,7 @@ def read_at(descriptor: int, offset: int, length: int) -> memoryview:
     while len(data) < length:
         more = os.pread(descriptor, length - len(data), offset + len(data))
         if not more:
-            raise DamagedError(
-                f"a file of {length} bytes at {offset} ends {length - len(data)} early"
-            )
+            missing = length - len(data)
+            raise DamagedError(f"a file ends {missing} bytes before {offset + length}")
         data += more
     return memoryview(data)
