@@ -55,7 +55,7 @@ class HeldFolders:
                 return None
             self._held.move_to_end(key)
         try:
-            facts = os.stat(f"{root}/{folder}", follow_symlinks=not folder)
+            facts = os.lstat(f"{root}/{folder}")
         except OSError:
             facts = None
         if facts is not None and (facts.st_dev, facts.st_ino) == held.identity:

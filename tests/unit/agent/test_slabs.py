@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import stat
 import struct
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from rankdump.contract.slab_reader import SlabReader
 from rankdumpd.agent.slabs import Slabs
 from rankdumpd.agent.slabs.cap import SESSION_BYTES, Cap, share_out
 from rankdumpd.agent.slabs.file import make_slab
-from rankdumpd.agent.slabs.place import folder_for, group_of, in_memory
+from rankdumpd.agent.slabs.place import folder_for, group_of, in_memory, session_of
 from rankdumpd.agent.slabs.releases import Releases
 
 GIB = 1 << 30
@@ -145,14 +146,48 @@ class TestSlabs:
         slabs.leave()
         assert list(tmp_path.iterdir()) == []
 
-    def test_a_folder_that_another_session_makes_at_that_moment(self, tmp_path: Path, monkeypatch):
-        (tmp_path / "s").mkdir()
-        answers = iter([False])
-        is_dir = Path.is_dir
-        monkeypatch.setattr(Path, "is_dir", lambda self: next(answers, is_dir(self)))
+    def test_one_agent_for_each_folder(self, tmp_path: Path):
+        """A second one is refused and touches nothing; the next one is not."""
+        folder = tmp_path / "s"
+        first = Slabs(folder, group=-1, ring_bytes=GIB, cap=ROOMY)
+        first.make("a", wanted_bytes=1, sessions=1).close()
+        with pytest.raises(ConfigError, match=r"runtime_dir.*no other agent has its slabs"):
+            Slabs(folder, group=-1, ring_bytes=GIB, cap=ROOMY)
+        assert [path.name for path in folder.iterdir()] == ["a.slab"]
+        first.leave()
+        Slabs(folder, group=-1, ring_bytes=GIB, cap=ROOMY).remove_strays(())
+        assert list(folder.iterdir()) == []
+
+    def test_a_folder_that_its_last_user_took_away(self, tmp_path: Path, monkeypatch):
+        """Who had it open then has locked nothing, and looks again."""
+        folder, flock = tmp_path / "s", fcntl.flock
+
+        def late(number: int, how: int) -> None:
+            monkeypatch.setattr(fcntl, "flock", flock)
+            folder.rmdir()
+            flock(number, how)
+
+        monkeypatch.setattr(fcntl, "flock", late)
+        first = Slabs(folder, group=-1, ring_bytes=GIB, cap=ROOMY)
+        with pytest.raises(ConfigError):
+            Slabs(folder, group=-1, ring_bytes=GIB, cap=ROOMY)
+        first.leave()
+        assert not folder.exists()
+
+    def test_only_its_rank_knows_the_name(self, tmp_path: Path):
+        """Whoever is of the group can enter the folder, and not list it."""
         slabs = Slabs(tmp_path / "s", group=-1, ring_bytes=GIB, cap=ROOMY)
-        slabs.remove("a", slabs.make("a", wanted_bytes=1, sessions=1))
-        slabs.leave()
+        secret_hash = "0123456789abcdef" * 4
+        slab = slabs.make("a", wanted_bytes=1, sessions=1, secret_hash=secret_hash)
+        assert slab.path == tmp_path / "s" / "a.0123456789abcdef.slab"
+        assert stat.S_IMODE(slab.path.parent.stat().st_mode) == 0o710
+        found = slabs.find("a", secret_hash=secret_hash)
+        assert found
+        assert found.path.samefile(slab.path)
+        assert slabs.find("a", secret_hash="f" * 64) is None
+        slabs.remove_strays({"a"})
+        assert slab.path.exists()
+        assert session_of(slab.path.name) == session_of("a.slab") == "a"
 
     def test_what_cannot_be_made_holds_nothing(self, tmp_path: Path):
         """A folder that is a file costs the slab, not the memory it would have had."""
