@@ -65,6 +65,7 @@ def test_a_declaration_that_was_changed_costs_itself(rank, side, frames):
     side.flip(HEAD.size + 1)
     rank.push().ring(side.writer.written).wait_acknowledged(2)
     assert arrays_of(rank.root) == [ARRAY.tobytes()]
+    assert "rank 0: frames were damaged in its slab" in rank.status().findings
 
 
 @pytest.mark.parametrize("place", ["first frame", "frame", "data"])
@@ -105,7 +106,7 @@ def test_on_the_stream(rank, side, frames, first):
     stream = rank.push()
     for number, checksum in enumerate([b"", None, bytes(16), b"x"], 1):
         array = LARGE + number
-        said = xxhash.xxh3_128_digest(array) if checksum is None else checksum
+        said = xxhash.xxh3_128_digest(array.tobytes()) if checksum is None else checksum
         frame = frames.record(number, array, first_bytes=first, checksum=said)
         stream.send(frame, *([] if first is None else frames.chunks(number, array, first, 50_000)))
     stream.wait_acknowledged(4)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from google.protobuf.message import DecodeError
 
@@ -31,11 +31,16 @@ class Ring:
     sealed costs what hangs on it, and no other.
     """
 
-    def __init__(self, slab: Slab, intake: Intake, *, acknowledged: int) -> None:
-        """Begin where the slab is released to; DamagedError when it is none."""
+    def __init__(
+        self, slab: Slab, intake: Intake, *, acknowledged: int, trouble: Callable[[str], object]
+    ) -> None:
+        """Begin where the slab is released to; DamagedError when it is none.
+
+        `trouble` hears of what people should know.
+        """
         self.slab = slab
         self._reader = SlabReader(slab)
-        self._intake = intake
+        self._intake, self._trouble = intake, trouble
         self._releases = Releases(acknowledged)
         self._fault: RankdumpError | None = None
         self._given_up = 0
@@ -139,6 +144,7 @@ class Ring:
         """
         number = entry.sequence
         _log.error("slab %s: frame %d was damaged", self.slab.path, number)
+        self._trouble("frames were damaged in its slab")
         if self._intake.within_record and number == self._intake.last_sequence:
             self._intake.cut_off(CORRUPTED)
             self._given_up = number

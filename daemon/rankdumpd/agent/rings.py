@@ -177,7 +177,12 @@ class Rings:
         self._changed(session)
 
     def _hold(self, session: Session, slab: Slab) -> None:
-        ring = Ring(slab, self._intake(session), acknowledged=session.acknowledged)
+        ring = Ring(
+            slab,
+            self._intake(session),
+            acknowledged=session.acknowledged,
+            trouble=lambda said: session.trouble(f"rank {session.request.rank}: {said}"),
+        )
         with self._lock:
             self._held[session.request.session_id] = _Held(session, ring, self._clock())
         session.attach(ring)
