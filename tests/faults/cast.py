@@ -16,7 +16,7 @@ from faults.control import Control
 from faults.meddler import Meddler
 from faults.proxy import Proxy
 from faults.rank import Part
-from faults.space import Ballast
+from faults.space import Disk
 
 SOURCES = Path(__file__).parents[2]
 MIB = 1 << 20
@@ -110,7 +110,8 @@ class Coordinator(Actor):
             "RANKDUMPD_COORDINATOR__STATE_DIR": f"{state}/state",
             "RANKDUMPD_COORDINATOR__DEADLINE_S": "3600",
         }
-        self.disk = Ballast(state)
+        self.disk = Disk(state, size_bytes=64 * MIB, inodes=1 << 12)
+        self.disks = [self.disk]
 
     def command(self) -> list[str]:
         return [sys.executable, "-m", "rankdumpd", "coordinator"]
@@ -123,7 +124,6 @@ class Agent(Actor):
         disks = folder / name
         self.tree, self.state, self.run = disks / "tree", disks / "state", disks / "run"
         super().__init__(name, folder, prefix=str(self.tree))
-        self.run.mkdir(parents=True, exist_ok=True)
         self.workers = workers
         self.address = f"unix:{self.run}/agent.sock"
         settings = {
@@ -140,7 +140,10 @@ class Agent(Actor):
             "DRAIN_TIMEOUT_S": "10",
         }
         self.environ |= {f"RANKDUMPD_AGENT__{key}": value for key, value in settings.items()}
-        self.tree_disk, self.state_disk = Ballast(self.tree), Ballast(self.state)
+        self.tree_disk = Disk(self.tree, size_bytes=4096 * MIB, inodes=1 << 20)
+        self.state_disk = Disk(self.state, size_bytes=1024 * MIB, inodes=1 << 12)
+        run = Disk(self.run, size_bytes=256 * MIB, inodes=1 << 12)
+        self.disks = [self.tree_disk, self.state_disk, run]
 
     def command(self) -> list[str]:
         return [sys.executable, "-m", "rankdumpd", "agent"]
@@ -180,7 +183,6 @@ class Rank(Actor):
         super().__init__(f"rank{role.rank}", folder, prefix="/nothing")
         self.role, self.agent = role, agent
         self._pause_s = pause_s
-        self._figures_only = role.common.get("saved_data") == "statistic"
         near = folder / f"p{role.rank}"
         self.proxy = Proxy(near, agent.run, agent.sockets)
         address = f"unix:{near}/agent.sock"
@@ -226,9 +228,14 @@ class Rank(Actor):
             control=str(self.control_path),
             root=f"{self.agent.tree}/dump",
             pause_s=self._pause_s,
-            figures_only=self._figures_only,
         )
         return [sys.executable, "-m", "faults.rank", json.dumps(asdict(part))]
+
+    @property
+    def begun(self) -> bool:
+        """Whether anything of its present life is safe."""
+        path = self.folder / f"rank{self.role.rank}.{self.starts - 1}.acknowledged"
+        return path.exists() and any(path.read_bytes())
 
     def close(self) -> None:
         """Take away what stands in between."""

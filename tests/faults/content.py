@@ -24,6 +24,11 @@ def names(rank: int, life: int, iteration: int) -> Iterator[Name]:
             yield Name(rank, life, iteration, number, slot)
 
 
+def kept(name: Name) -> bool:
+    """Return whether it is kept: what has no elements is not."""
+    return name.number != 0
+
+
 def op_name(name: Name) -> str:
     """Return the full scope name of a tensor's operator."""
     return f"Default/life{name.life}-Net/fc-{OP_TYPE}/{OP_TYPE}-op{name.number}"

@@ -21,6 +21,8 @@ LOOK_S = 0.02
 _TRIES = 8
 _RESTART_S = 0.3
 _AGAIN_S = 0.4
+_EXCUSED_S = 2.0
+_GAVE_UP = (1, 2)
 _DAY_US = 86_400_000_000
 _STEPS_US = (-1_000_000, 1_000_000, -3_600_000_000, 3_600_000_000, -_DAY_US, _DAY_US)
 _EIO_CALLS = ("write", "fsync", "rename", "open", "statvfs", "sqlite", "link", "mkdir")
@@ -44,8 +46,9 @@ class Director:
         self.missed: Counter[str] = Counter()
         self.ends: list[str] = []
         """Processes that ended without our doing."""
-        self.open_s = 0.0
         self._start_s = 0.0
+        self._excused_s = 0.0
+        """Until then a daemon may give up at its start: its state folder cannot be used."""
 
     def play(self, seconds: float) -> None:
         """Play everything, then heal everything."""
@@ -75,6 +78,8 @@ class Director:
                 if not actor.killed and actor.process is not None:
                     at_s = now_s - self._start_s
                     code = actor.process.returncode
+                    if code in _GAVE_UP and now_s < self._excused_s:
+                        continue
                     self.ends.append(f"{actor.name} ended by itself with {code} at {at_s:.1f} s")
             elif now_s - self._ended_s[actor.name] > _RESTART_S:
                 del self._ended_s[actor.name]
@@ -167,6 +172,7 @@ class Director:
             return None
         limit = Descriptors(pids[fault.amount % len(pids)])
         before = agent.control.hits("descriptors")
+        self._excuse(fault)
         limit.exhaust()
 
         def heal() -> bool:
@@ -242,6 +248,8 @@ class Director:
         call = _EIO_CALLS[fault.amount % len(_EIO_CALLS)]
         before = agent.control.hits(call)
         agent.control.fail(call, errno.EIO, 300)
+        if call == "sqlite":
+            self._excuse(fault)
 
         def heal() -> bool:
             agent.control.fail(call, 0, 0)
@@ -277,19 +285,23 @@ class Director:
 
     def _enospc(self, fault: Fault) -> Heal | None:
         disk = self._agent(fault).tree_disk
-        full = disk.fill_bytes()
+        full = disk.take_bytes()
         return lambda: disk.give_back() is None and full
 
     def _inodes(self, fault: Fault) -> Heal | None:
         disk = self._agent(fault).tree_disk
-        full = disk.fill_inodes()
+        full = disk.take_inodes()
         return lambda: disk.give_back() is None and full
 
     def _state_full(self, fault: Fault) -> Heal | None:
         disks = [*(agent.state_disk for agent in self._cast.agents), self._cast.coordinator.disk]
         disk = disks[fault.target % len(disks)]
-        full = disk.fill_bytes()
+        full = disk.take_bytes()
+        self._excuse(fault)
         return lambda: disk.give_back() is None and full
+
+    def _excuse(self, fault: Fault) -> None:
+        self._excused_s = max(self._excused_s, time.monotonic() + fault.lasts_s + _EXCUSED_S)
 
     def _agent(self, fault: Fault) -> Agent:
         return self._cast.agents[fault.target % len(self._cast.agents)]

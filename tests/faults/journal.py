@@ -51,5 +51,4 @@ def read(path: Path) -> Life | None:
         ended=ended,
         closed=said.get("left", 1) == 0,
         acknowledged=_NUMBER.unpack(number)[0] if number else 0,
-        figures_only=said["figures_only"],
     )

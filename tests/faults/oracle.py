@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
-from faults.content import names
+from faults.content import kept, names
 from faults.values import Breach, Kind, Life, Name, Seen
 
 from rankdump.contract.reasons import REASONS
@@ -86,7 +86,7 @@ def stored(seen: Seen, lives: Mapping[str, Life]) -> Iterator[str]:
     """The ledger's paths are files with that tensor; no file is of a tensor that was dropped."""
     files = {(f.root, f.path): f for f in seen.files if f.name is not None and not f.row}
     dropped: Counter[tuple[str, Name]] = Counter()
-    kept: Counter[tuple[str, Name]] = Counter()
+    safe: Counter[tuple[str, Name]] = Counter()
     for row in seen.ledger.rows:
         life = lives.get(row.session_id)
         if life is None or row.name is None:
@@ -94,14 +94,14 @@ def stored(seen: Seen, lives: Mapping[str, Life]) -> Iterator[str]:
         elif row.fate not in _STORED:
             dropped[life.root, row.name] += 1
         else:
-            kept[life.root, row.name] += 1
+            safe[life.root, row.name] += 1
             file = files.get((life.root, row.path))
             if file is None or file.name is None or _any_slot(file.name) != row.name:
                 yield f"{_of(life)} number {row.sequence}: {row.path} is not there"
     there = Counter((f.root, _any_slot(f.name)) for f in files.values() if f.name is not None)
     for key, count in dropped.items():
-        if there[key] > kept[key]:
-            yield f"{key[1]}: {count} dropped and {kept[key]} kept, {there[key]} in the tree"
+        if there[key] > safe[key]:
+            yield f"{key[1]}: {count} dropped and {safe[key]} kept, {there[key]} in the tree"
 
 
 def reasoned(seen: Seen, happened: Mapping[str, int]) -> Iterator[str]:
@@ -194,9 +194,7 @@ def told(seen: Seen) -> Iterator[str]:
 
 
 def _due(life: Life, iteration: int) -> int:
-    """Return how many tensors a rank dumps in an iteration: figures there are of no empty one."""
-    every = names(life.rank, life.life, iteration)
-    return sum(1 for name in every if name.number or not life.figures_only)
+    return sum(map(kept, names(life.rank, life.life, iteration)))
 
 
 def _any_slot(name: Name) -> Name:

@@ -38,7 +38,6 @@ class Part:
     control: str
     root: str
     pause_s: float
-    figures_only: bool = False
     environ: dict[str, str] | None = None
     iterations: int = 0
     """How many; 0 means until it is told to stop."""
@@ -116,7 +115,6 @@ def play(part: Part, over: threading.Event) -> None:
         life=part.life,
         session_id=witnessed.session_id,
         root=part.root,
-        figures_only=part.figures_only,
     )
     iteration = 0
     session.step(iteration)

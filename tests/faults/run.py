@@ -19,12 +19,12 @@ from faults.director import LOOK_S, Director
 from faults.limits import open_descriptors, resident_bytes
 from faults.lookout import Lookout
 from faults.oracle import breaches, drops
-from faults.space import mount
 from faults.values import Fault, Seen, Verdict
 
 from rankdump.cli.ask import agent_status, drain
 from rankdump.contract.errors import RankdumpError
 from rankdump.contract.status import SessionState
+from rankdump.embedded import serving
 
 _PATIENCE_S = 60.0
 
@@ -44,13 +44,14 @@ class Order:
 def run(order: Order, say: Callable[[str], None]) -> Verdict:
     """Return the verdict over one run, which is made in a mount namespace of its own."""
     cast = cast_of(order.folder, small=order.small, pause_s=order.pause_s)
-    _mount_disks(cast, order)
+    for actor in (*cast.agents, cast.coordinator):
+        for disk in actor.disks:
+            disk.mount()
     lookout = Lookout([agent.tree / "dump" for agent in cast.agents], order.seed)
     director = Director(cast, order.faults, say=say)
     begun_s = time.monotonic()
     try:
-        for actor in cast.actors:
-            actor.start()
+        _begin(cast)
         director.play(order.seconds)
         played_s = time.monotonic() - begun_s
         complaints, told, sizes = _finish(cast, director, say)
@@ -73,12 +74,18 @@ def run(order: Order, say: Callable[[str], None]) -> Verdict:
     )
 
 
-def _mount_disks(cast: Cast, order: Order) -> None:
-    size = (256 if order.small else 4096) * MIB
-    for agent in cast.agents:
-        mount(agent.tree, size_bytes=size, inodes=1 << 20)
-        mount(agent.state, size_bytes=size // 2, inodes=1 << 12)
-    mount(cast.coordinator.state, size_bytes=64 * MIB, inodes=1 << 12)
+def _begin(cast: Cast) -> None:
+    """Start everybody; return when every rank has been told that something of it is safe."""
+    for actor in (cast.coordinator, *cast.agents):
+        actor.start()
+    until_s = time.monotonic() + _PATIENCE_S
+    while not all(serving(actor.address) for actor in (cast.coordinator, *cast.agents)):
+        assert time.monotonic() < until_s, "the daemons do not come up"
+    for rank in cast.ranks:
+        rank.start()
+    while not all(rank.begun for rank in cast.ranks):
+        assert time.monotonic() < until_s, "the ranks do not come up"
+        time.sleep(LOOK_S)
 
 
 def _finish(

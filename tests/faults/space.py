@@ -1,67 +1,56 @@
-"""Room on small disks, taken and given back: real tmpfs mounts, filled to the last byte or file."""
+"""Small disks of a run: real tmpfs mounts, whose room is taken by a remount, and given back.
+
+A tmpfs may be made as small as what it holds at any time, which takes no time, whatever its size.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
-_BLOCK = 1 << 20
-_LEAST = 4096
+_PAGE_BYTES = 4096
+_TRIES = 20
 
 
-def mount(folder: Path, *, size_bytes: int, inodes: int) -> None:
-    """Mount a tmpfs; only within a mount namespace of one's own."""
-    folder.mkdir(parents=True, exist_ok=True)
-    options = f"size={size_bytes},nr_inodes={inodes},mode=0755"
-    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "rig", str(folder)], check=True)
+class Disk:
+    """One tmpfs; only within a mount namespace of one's own."""
 
+    def __init__(self, folder: Path, *, size_bytes: int, inodes: int) -> None:
+        self._folder = folder
+        self._whole = {"size": size_bytes, "nr_inodes": inodes}
 
-class Ballast:
-    """What takes the room of one disk."""
+    def mount(self) -> None:
+        """Mount it, empty."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        options = ",".join(f"{key}={value}" for key, value in self._whole.items())
+        command = ["mount", "-t", "tmpfs", "-o", f"{options},mode=0755", "rig", str(self._folder)]
+        subprocess.run(command, check=True)
 
-    def __init__(self, disk: Path) -> None:
-        self._disk = disk
-        self._bytes = disk / ".ballast"
-        self._files = disk / ".ballast.d"
+    def take_bytes(self) -> bool:
+        """Leave no byte; return whether that was possible."""
+        return self._shrink(lambda room: {"size": (room.f_blocks - room.f_bfree) * room.f_frsize})
 
-    def fill_bytes(self) -> bool:
-        """Take every byte; return whether the disk refuses more."""
-        opened = os.open(self._bytes, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        try:
-            block = _BLOCK
-            with contextlib.suppress(FileNotFoundError):
-                free = os.statvfs(self._disk)
-                with contextlib.suppress(OSError):
-                    os.posix_fallocate(opened, 0, free.f_bavail * free.f_frsize)
-            while block >= _LEAST:
-                try:
-                    os.write(opened, bytes(block))
-                except OSError as error:
-                    if error.errno != errno.ENOSPC:
-                        raise
-                    block //= 16
-            return True
-        finally:
-            os.close(opened)
-
-    def fill_inodes(self) -> bool:
-        """Take every file the disk can hold; return whether it refuses one more."""
-        self._files.mkdir(exist_ok=True)
-        number = 0
-        while True:
-            try:
-                os.close(os.open(self._files / str(number), os.O_WRONLY | os.O_CREAT, 0o600))
-            except OSError as error:
-                return error.errno == errno.ENOSPC
-            number += 1
+    def take_inodes(self) -> bool:
+        """Leave no room for one more file; return whether that was possible."""
+        return self._shrink(lambda room: {"nr_inodes": room.f_files - room.f_ffree})
 
     def give_back(self) -> None:
         """Give everything back."""
-        self._bytes.unlink(missing_ok=True)
-        if self._files.is_dir():
-            for each in self._files.iterdir():
-                each.unlink()
-            self._files.rmdir()
+        if not self._remount(self._whole):
+            raise OSError(f"{self._folder} cannot be given its room back")
+
+    def _shrink(self, least: Callable[[os.statvfs_result], dict[str, int]]) -> bool:
+        # What is written meanwhile may be more than was asked for.
+        for _ in range(_TRIES):
+            wanted = least(os.statvfs(self._folder))
+            if self._remount({key: max(value, _PAGE_BYTES if key == "size" else 1)
+                              for key, value in wanted.items()}):  # fmt: skip
+                return True
+        return False
+
+    def _remount(self, limits: dict[str, int]) -> bool:
+        options = ",".join(f"{key}={value}" for key, value in limits.items())
+        command = ["mount", "-o", f"remount,{options}", str(self._folder)]
+        return subprocess.run(command, stderr=subprocess.DEVNULL, check=False).returncode == 0

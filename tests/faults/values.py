@@ -74,7 +74,6 @@ class Life:
     """Whether it said goodbye and everything was taken."""
     acknowledged: int
     """The highest number that it was told is safe."""
-    figures_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
