@@ -5,15 +5,16 @@ python -m faults.rank JSON, where JSON is a `Part`; SIGUSR1 ends it well.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from faults.content import OP_TYPE, names, op_name, tensor
@@ -22,10 +23,13 @@ from faults.journal import Journal
 from faults.layer import Layer
 
 import rankdump
+from rankdump.contract.errors import DamagedError
 from rankdump.contract.slab import SlabReader
 from rankdump.ship import Ship
 from rankdump.ship.depot import Depot
 from rankdump.ship.outgoing import Outgoing
+
+Requests: TypeAlias = Callable[[Outgoing, int], Iterator[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,16 +84,22 @@ class Witnessed:
         Depot.acknowledge = acknowledged
 
     def _wrap_outgoing(self) -> None:
-        requests, control = Outgoing.requests, self._control
+        Outgoing.requests = flipping(Outgoing.requests, self._control)
 
-        def flipping(outgoing: Outgoing, stream: int) -> Iterator[Any]:
-            ring = outgoing._depot.ring
-            for request in requests(outgoing, stream):
-                if control.flips and ring is not None and request.HasField("doorbell"):
+
+def flipping(requests: Requests, control: Control) -> Requests:
+    """Return what makes requests as before, but flips bits of a slab where the page wants it."""
+
+    def wrapped(outgoing: Outgoing, stream: int) -> Iterator[Any]:
+        ring = outgoing._depot.ring
+        for request in requests(outgoing, stream):
+            if control.flips and ring is not None and request.HasField("doorbell"):
+                # Another lap may begin where this one looks.
+                with contextlib.suppress(DamagedError):
                     flip(ring._mapping.memory, request.doorbell.written, control)
-                yield request
+            yield request
 
-        Outgoing.requests = flipping
+    return wrapped
 
 
 def flip(memory: memoryview, written: int, control: Control) -> None:
