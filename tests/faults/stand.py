@@ -31,6 +31,7 @@ class Stand:
         self.folder = folder
         self.root = folder / "tree" / "dump"
         self.control = Control(folder / "control")
+        self.layer = Layer(self.control, str(self.root))
         self.agent = Embedded(
             folder,
             encode_threads=2,
@@ -38,7 +39,6 @@ class Stand:
             runtime_dir=str(folder),
             slab_bytes=4 * MIB,
         )
-        self.layer = Layer(self.control, str(self.root))
 
     def close(self) -> None:
         """Undo the layer and stop the agent."""

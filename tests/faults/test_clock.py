@@ -1,0 +1,34 @@
+"""A clock that is set: names stay apart, and nothing is lost."""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+import pytest
+from faults.stand import EACH, Stand
+
+DAY_US = 86_400_000_000
+
+
+@pytest.mark.parametrize("step_us", [DAY_US, -DAY_US, -1])
+def test_steps_of_the_clock_within_a_session(stand: Stand, step_us: int):
+    with stand.session() as session:
+        for iteration in range(4):
+            stand.control.clock_us = step_us * (iteration % 2)
+            stand.play(session, iteration)
+    assert [each.kept for each in stand.settled(4)] == [EACH] * 4
+    assert stand.control.hits("clock")
+    assert stand.stored() == 4 * EACH
+
+
+def test_a_rank_that_starts_again_at_the_very_same_time(stand: Stand, monkeypatch):
+    """Law: of two sessions with the same names and times what is acknowledged stays as it was."""
+    for _ in range(2):
+        ticks = itertools.count(1_800_000_000_000_000_000, 1_000_000)
+        monkeypatch.setattr(time, "time_ns", ticks.__next__)
+        with stand.session() as session:
+            stand.play(session, 0)
+    views = stand.settled(2)
+    assert sum(each.kept for each in views) <= 2 * EACH
+    assert all(each.balanced for each in views)

@@ -1,0 +1,27 @@
+"""A byte that changes in shared memory on its way is found before anything is written."""
+
+from __future__ import annotations
+
+from faults.rank import flipping
+from faults.stand import EACH, Stand
+
+from rankdump.ship.outgoing import Outgoing
+
+
+def test_a_flipped_byte_in_a_slab_is_counted_as_corrupted(stand: Stand, monkeypatch):
+    """Law: that tensor alone is dropped; those before and behind it are in the tree."""
+    monkeypatch.setattr(Outgoing, "requests", flipping(Outgoing.requests, stand.control))
+    with stand.session() as session:
+        stand.play(session, 0)
+        session.step(1)
+        stand.settled(1)
+        stand.control.flips = 1
+        stand.play(session, 1)
+        session.step(2)
+        stand.settled(2)
+        assert stand.control.hits("flip") == 1
+        stand.play(session, 2)
+    first, second, third = stand.settled(3)
+    assert (first.kept, third.kept) == (EACH, EACH)
+    assert dict(second.dropped) == {"corrupted": 1}
+    assert stand.stored() == 3 * EACH - 1
