@@ -19,14 +19,14 @@ def tree_full(stand: Stand, tree: Disk, state: Disk) -> Callable[[], object]:
     """No byte is left for the tree."""
     del state
     assert tree.take_bytes()
-    return lambda: stand.status()[1].dropped.get("disk_full") == EACH
+    return lambda: stand.of(1).dropped.get("disk_full") == EACH
 
 
 def tree_without_inodes(stand: Stand, tree: Disk, state: Disk) -> Callable[[], object]:
     """No file more can be made in the tree."""
     del state
     assert tree.take_inodes()
-    return lambda: sum(stand.status()[1].dropped.values()) == EACH
+    return lambda: sum(stand.of(1).dropped.values()) == EACH
 
 
 def state_full(stand: Stand, tree: Disk, state: Disk) -> Callable[[], object]:

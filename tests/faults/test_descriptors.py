@@ -15,7 +15,7 @@ def test_files_that_cannot_be_opened_are_counted_by_their_reason(stand: Stand):
         stand.control.fail("open", errno.EMFILE, 1000)
         stand.play(session, 1)
         session.step(2)
-        wait_until(lambda: stand.status()[1].dropped.get("no_descriptors") == EACH)
+        wait_until(lambda: stand.of(1).dropped.get("no_descriptors") == EACH)
         stand.control.heal()
         stand.play(session, 2)
     first, second, third = stand.settled(3)
