@@ -11,6 +11,7 @@ from faults.values import Breach, Kind, Life, Name, Seen
 from rankdump.contract.reasons import REASONS
 
 _STORED = ("stored", "linked")
+_KEPT = (*_STORED, "degraded")
 _ALWAYS = frozenset({"buffer_full"})
 """A slow disk or an agent that is away: ranks wait for so long and no longer."""
 _MOST = 20
@@ -128,6 +129,8 @@ def drops(seen: Seen) -> Counter[str]:
         counts.update(refused)
     for end in seen.ledger.ends:
         counts.update(end.dropped)
+    for sums in seen.ledger.folded.values():
+        counts.update({word: n for word, n in sums.items() if word not in _KEPT})
     return counts
 
 
@@ -143,8 +146,9 @@ def balanced(seen: Seen, lives: Mapping[str, Life]) -> Iterator[str]:
             yield f"session {end.session_id}, which no rank opened, ended {end.iteration}"
             continue
         due = _due(life, end.iteration)
+        sums = sum(seen.ledger.folded.get(key, {}).values())
         figures = seen.ledger.figures.get(key, 0) + sum(seen.ledger.refused.get(key, {}).values())
-        accounted = rows[key] + figures + sum(end.dropped.values())
+        accounted = rows[key] + sums + figures + sum(end.dropped.values())
         if not end.expected == due == accounted:
             yield (
                 f"{_of(life)} iteration {end.iteration}: {due} dumped, "

@@ -113,6 +113,10 @@ class Ledger:
         default_factory=dict[tuple[str, int], Mapping[str, int]]
     )
     """Those that are not, by reason."""
+    folded: Mapping[tuple[str, int], Mapping[str, int]] = field(
+        default_factory=dict[tuple[str, int], Mapping[str, int]]
+    )
+    """Tensors of old iterations of which the ledger keeps sums, by fate, or by a drop's reason."""
 
 
 @dataclass(frozen=True, slots=True)

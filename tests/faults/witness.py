@@ -8,6 +8,7 @@ import math
 import sqlite3
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +35,7 @@ def ledger(folders: Iterable[Path], known: Iterable[Life]) -> Ledger:
     sequences: defaultdict[str, set[int]] = defaultdict(set)
     kept: Counter[tuple[str, int]] = Counter()
     refused: defaultdict[tuple[str, int], Counter[str]] = defaultdict(Counter)
+    folded: dict[tuple[str, int], Counter[str]] = {}
     for path in sorted(path for folder in folders for path in folder.rglob("ledger.sqlite")):
         base = sqlite3.connect(path)
         rows += _rows(base, ranks)
@@ -51,9 +53,16 @@ def ledger(folders: Iterable[Path], known: Iterable[Life]) -> Ledger:
             refused[session, iteration].update(
                 {reason: len(each) for reason, each in json.loads(places).items()}
             )
+        for key, sums in _folded(base):
+            folded[key] = sums
+            # What is left of their numbers is that the end of the iteration is known.
+            (last,) = base.execute(
+                "SELECT MAX(sequence) FROM iterations WHERE session_id = ?", key[:1]
+            ).fetchone()
+            sequences[key[0]].update(range(1, (last or 0) + 1))
         base.close()
     numbers = {session: frozenset(each) for session, each in sequences.items()}
-    return Ledger(tuple(rows), tuple(ends), numbers, kept, refused)
+    return Ledger(tuple(rows), tuple(ends), numbers, kept, refused, folded)
 
 
 def _rows(base: sqlite3.Connection, ranks: Mapping[str, int]) -> Iterator[Row]:
@@ -66,6 +75,16 @@ def _rows(base: sqlite3.Connection, ranks: Mapping[str, int]) -> Iterator[Row]:
         if name is not None:
             name = Name(name.rank, name.life, name.iteration, name.number, -1)
         yield Row(session, sequence, name, fate, reason, path)
+
+
+def _folded(base: sqlite3.Connection) -> Iterator[tuple[tuple[str, int], Counter[str]]]:
+    query = "SELECT session_id, iteration, fate, reason, records FROM tallies ORDER BY 1, 2"
+    rows = base.execute(query).fetchall()
+    for key, some in groupby(rows, key=lambda row: row[:2]):
+        sums: Counter[str] = Counter()
+        for _, _, fate, reason, count in some:
+            sums[reason or fate] += count
+        yield key, sums
 
 
 def tree(root: Path) -> tuple[list[Found], list[Listed], list[str]]:
