@@ -5,8 +5,6 @@ python -m faults.rank JSON, where JSON is a `Part`; SIGUSR1 ends it well.
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import json
 import signal
 import sys
@@ -16,19 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import numpy as np
 from faults.content import OP_TYPE, names, op_name, tensor
 from faults.control import Control
 from faults.journal import Journal
 from faults.layer import Layer
 
 import rankdump
-from rankdump.contract.errors import DamagedError
-from rankdump.contract.slab import SlabReader
 from rankdump.ship import Ship
 from rankdump.ship.depot import Depot
 from rankdump.ship.outgoing import Outgoing
 
+Publish: TypeAlias = Callable[..., None]
 Requests: TypeAlias = Callable[[Outgoing, int], Iterator[Any]]
 
 
@@ -53,10 +49,12 @@ class Witnessed:
     def __init__(self, journal: Journal, control: Control) -> None:
         self.session_id = ""
         self.left = 1
-        self._journal, self._control = journal, control
+        self._journal = journal
         self._wrap_ship()
         self._wrap_depot()
-        self._wrap_outgoing()
+        flipper = Flipper(control)
+        Depot.publish = flipper.publish(Depot.publish)
+        Outgoing.requests = flipper.requests(Outgoing.requests)
 
     def _wrap_ship(self) -> None:
         begin, close, witnessed = Ship.__init__, Ship.close, self
@@ -83,34 +81,46 @@ class Witnessed:
 
         Depot.acknowledge = acknowledged
 
-    def _wrap_outgoing(self) -> None:
-        Outgoing.requests = flipping(Outgoing.requests, self._control)
 
+class Flipper:
+    """Flips bits of entries of a slab that nobody was told of yet, where the page wants it."""
 
-def flipping(requests: Requests, control: Control) -> Requests:
-    """Return what makes requests as before, but flips bits of a slab where the page wants it."""
+    def __init__(self, control: Control) -> None:
+        self._control = control
+        self._published: list[tuple[int, memoryview]] = []
 
-    def wrapped(outgoing: Outgoing, stream: int) -> Iterator[Any]:
-        ring = outgoing._depot.ring
-        for request in requests(outgoing, stream):
-            if control.flips and ring is not None and request.HasField("doorbell"):
-                # Another lap may begin where this one looks.
-                with contextlib.suppress(DamagedError):
-                    flip(ring._mapping.memory, request.doorbell.written, control)
-            yield request
+    def publish(self, publish: Publish) -> Publish:
+        """Return what publishes an entry as before, and remembers where it stands."""
 
-    return wrapped
+        def published(depot: Depot, ring: Any, room: Any, *, whole: bool) -> None:
+            if self._control.flips and whole and len(room.data) >= 16:
+                self._published.append((room.end, room.data))
+            publish(depot, ring, room, whole=whole)
 
+        return published
 
-def flip(memory: memoryview, written: int, control: Control) -> None:
-    """Flip a bit of the last entry before a position, which nobody was told of yet."""
-    for entry in SlabReader(memory).entries(written):
-        if entry.end == written and entry.whole and len(entry.data) >= 16:
-            place = np.frombuffer(entry.data, np.uint8).ctypes.data + len(entry.data) // 2
-            byte = ctypes.c_ubyte.from_address(place)
-            byte.value ^= 0x10
-            control.flips -= 1
-            control.hit("flip")
+    def requests(self, requests: Requests) -> Requests:
+        """Return what rings for entries as before: the sender has sealed them by then."""
+
+        def rung(outgoing: Outgoing, stream: int) -> Iterator[Any]:
+            told = 0
+            for request in requests(outgoing, stream):
+                if self._published and request.HasField("doorbell"):
+                    self._flip(told, request.doorbell.written)
+                told = request.doorbell.written
+                yield request
+
+        return rung
+
+    def _flip(self, told: int, written: int) -> None:
+        for end, data in self._published:
+            if told < end <= written and self._control.flips:
+                data[len(data) // 2] ^= 0x10
+                self._control.flips -= 1
+                self._control.hit("flip")
+        # Views of a slab keep it mapped.
+        if not self._control.flips:
+            self._published.clear()
 
 
 def play(part: Part, over: threading.Event) -> None:

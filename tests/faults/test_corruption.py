@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from faults.rank import flipping
+from faults.rank import Flipper
 from faults.stand import EACH, Stand
 
+from rankdump.ship.depot import Depot
 from rankdump.ship.outgoing import Outgoing
 
 
 def test_a_flipped_byte_in_a_slab_is_counted_as_corrupted(stand: Stand, monkeypatch):
     """Law: that tensor alone is dropped; those before and behind it are in the tree."""
-    monkeypatch.setattr(Outgoing, "requests", flipping(Outgoing.requests, stand.control))
+    flipper = Flipper(stand.control)
+    monkeypatch.setattr(Depot, "publish", flipper.publish(Depot.publish))
+    monkeypatch.setattr(Outgoing, "requests", flipper.requests(Outgoing.requests))
     with stand.session() as session:
         stand.play(session, 0)
         session.step(1)
