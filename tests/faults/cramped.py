@@ -19,14 +19,14 @@ def tree_full(stand: Stand, tree: Disk, state: Disk) -> Callable[[], object]:
     """No byte is left for the tree."""
     del state
     assert tree.take_bytes()
-    return lambda: stand.of(1).dropped.get("disk_full") == EACH
+    return lambda: stand.of(2).dropped.get("disk_full") == EACH
 
 
 def tree_without_inodes(stand: Stand, tree: Disk, state: Disk) -> Callable[[], object]:
     """No file more can be made in the tree."""
     del state
     assert tree.take_inodes()
-    return lambda: sum(stand.of(1).dropped.values()) == EACH
+    return lambda: sum(stand.of(2).dropped.values()) == EACH
 
 
 def state_full(stand: Stand, tree: Disk, state: Disk) -> Callable[[], object]:
@@ -47,22 +47,22 @@ def main() -> None:
     state.mount()
     stand = Stand(folder)
     with stand.session() as session:
-        stand.play(session, 0)
-        session.step(1)
-        stand.settled(1)
-        has_come = case(stand, tree, state)
         stand.play(session, 1)
         session.step(2)
+        stand.settled(1)
+        has_come = case(stand, tree, state)
+        stand.play(session, 2)
+        session.step(3)
         wait_until(has_come)
         tree.give_back()
         state.give_back()
-        stand.play(session, 2)
+        stand.play(session, 3)
     views = stand.settled(3)
+    stand.wait_manifests([1, 2, 3])
     told = {
         "kept": [each.kept for each in views],
         "dropped": [dict(each.dropped) for each in views],
         "stored": stand.stored(),
-        "manifests": stand.manifests(),
     }
     stand.close()
     print(json.dumps(told))

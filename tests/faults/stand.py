@@ -82,9 +82,9 @@ class Stand:
         assert list(once(Seen((), Ledger((), (), {}), tuple(files), (), {}))) == []
         return len(files)
 
-    def manifests(self) -> list[int]:
-        """Return the iterations that have their manifest."""
-        return sorted(each.iteration for each in tree(self.root)[1])
+    def wait_manifests(self, iterations: list[int]) -> None:
+        """Return once just these iterations have their manifest."""
+        wait_until(lambda: sorted(each.iteration for each in tree(self.root)[1]) == iterations)
 
 
 def wait_until(true: Callable[[], object]) -> None:

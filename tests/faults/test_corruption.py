@@ -15,15 +15,15 @@ def test_a_flipped_byte_in_a_slab_is_counted_as_corrupted(stand: Stand, monkeypa
     monkeypatch.setattr(Depot, "publish", flipper.publish(Depot.publish))
     monkeypatch.setattr(Outgoing, "requests", flipper.requests(Outgoing.requests))
     with stand.session() as session:
-        stand.play(session, 0)
-        session.step(1)
-        stand.settled(1)
-        stand.control.flips = 1
         stand.play(session, 1)
         session.step(2)
+        stand.settled(1)
+        stand.control.flips = 1
+        stand.play(session, 2)
+        session.step(3)
         stand.settled(2)
         assert stand.control.hits("flip") == 1
-        stand.play(session, 2)
+        stand.play(session, 3)
     first, second, third = stand.settled(3)
     assert (first.kept, third.kept) == (EACH, EACH)
     assert dict(second.dropped) == {"corrupted": 1}

@@ -32,7 +32,6 @@ def test_a_full_disk_costs_its_iteration_and_no_other(socket_folder: Path):
     assert told["kept"] == [EACH, 0, EACH]
     assert told["dropped"] == [{}, {"disk_full": EACH}, {}]
     assert told["stored"] == 2 * EACH
-    assert told["manifests"] == [0, 1, 2]
 
 
 def test_a_full_inode_table_costs_its_iteration_and_no_other(socket_folder: Path):
@@ -40,7 +39,6 @@ def test_a_full_inode_table_costs_its_iteration_and_no_other(socket_folder: Path
     assert told["kept"] == [EACH, 0, EACH]
     assert set(told["dropped"][1]) <= {"disk_full", "inodes_low"}
     assert told["stored"] == 2 * EACH
-    assert told["manifests"] == [0, 1, 2]
 
 
 def test_a_full_state_folder_loses_nothing(socket_folder: Path):

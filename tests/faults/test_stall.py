@@ -9,11 +9,11 @@ from rankdump.cli.ask import agent_status
 
 def test_a_stalled_disk_holds_up_nobody_who_asks_and_loses_nothing(stand: Stand):
     with stand.session() as session:
-        stand.play(session, 0)
-        session.step(1)
+        stand.play(session, 1)
+        session.step(2)
         stand.settled(1)
         stand.control.stalled = True
-        stand.play(session, 1)
+        stand.play(session, 2)
         wait_until(lambda: stand.control.hits("stall"))
         view = agent_status(stand.agent.address, timeout_s=20)
         assert [each.complete for each in view.iterations[:1]] == [True]
