@@ -13,6 +13,7 @@ import sys
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from faults.oracle import told_once
 from faults.run import Order, keep, run
@@ -68,7 +69,7 @@ def _asked() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _body(verdict: Verdict, faults: tuple[Fault, ...]) -> dict[str, object]:
+def _body(verdict: Verdict, faults: tuple[Fault, ...]) -> dict[str, Any]:
     return asdict(verdict) | {"schedule": [asdict(fault) for fault in faults]}
 
 

@@ -19,7 +19,7 @@ def tree_full(stand: Stand, tree: Disk, state: Disk) -> Callable[[], object]:
     """No byte is left for the tree."""
     del state
     assert tree.take_bytes()
-    return lambda: stand.of(2).dropped.get("disk_full") == EACH
+    return lambda: sum(stand.of(2).dropped.values()) == EACH
 
 
 def tree_without_inodes(stand: Stand, tree: Disk, state: Disk) -> Callable[[], object]:

@@ -48,11 +48,11 @@ class Meddler(grpc.GenericRpcHandler):
         self._server.stop(0).wait()
         self._channel.close()
 
-    def service(self, details: Any) -> grpc.RpcMethodHandler:
+    def service(self, handler_call_details: Any) -> grpc.RpcMethodHandler:
         """Return what handles a call; gRPC asks."""
-        if details.method == f"{_SERVICE}Push":
+        if handler_call_details.method == f"{_SERVICE}Push":
             return grpc.stream_stream_rpc_method_handler(self._push)
-        method = details.method
+        method = handler_call_details.method
 
         def ask(request: bytes, context: grpc.ServicerContext) -> bytes:
             try:
@@ -65,7 +65,7 @@ class Meddler(grpc.GenericRpcHandler):
 
     def _push(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         call = self._channel.stream_stream(f"{_SERVICE}Push")(self._meddled(requests))
-        context.add_callback(call.cancel)
+        context.add_callback(lambda: call.cancel() and None)
         try:
             yield from call
         except grpc.RpcError as error:

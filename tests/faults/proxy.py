@@ -6,7 +6,7 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 _PIECE_BYTES = 1 << 16
@@ -74,7 +74,7 @@ class Proxy:
         listener.listen(64)
         return listener
 
-    def _spawn(self, run: object, *args: object) -> threading.Thread:
+    def _spawn(self, run: Callable[..., None], *args: object) -> threading.Thread:
         thread = threading.Thread(target=run, args=args, daemon=True, name="rig-proxy")
         thread.start()
         return thread

@@ -53,8 +53,8 @@ class Witnessed:
         self._wrap_ship()
         self._wrap_depot()
         flipper = Flipper(control)
-        Depot.publish = flipper.publish(Depot.publish)
-        Outgoing.requests = flipper.requests(Outgoing.requests)
+        _put(Depot, "publish", flipper.publish(Depot.publish))
+        _put(Outgoing, "requests", flipper.requests(Outgoing.requests))
 
     def _wrap_ship(self) -> None:
         begin, close, witnessed = Ship.__init__, Ship.close, self
@@ -70,7 +70,8 @@ class Witnessed:
                 witnessed.left += 1
             return lost
 
-        Ship.__init__, Ship.close = begun, closed
+        _put(Ship, "__init__", begun)
+        _put(Ship, "close", closed)
 
     def _wrap_depot(self) -> None:
         acknowledge, journal = Depot.acknowledge, self._journal
@@ -79,7 +80,11 @@ class Witnessed:
             acknowledge(depot, sequence)
             journal.acknowledged(depot.items.acknowledged)
 
-        Depot.acknowledge = acknowledged
+        _put(Depot, "acknowledge", acknowledged)
+
+
+def _put(owner: type, name: str, method: Callable[..., Any]) -> None:
+    setattr(owner, name, method)
 
 
 class Flipper:

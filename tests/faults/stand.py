@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from faults.content import OP_TYPE, kept, names, op_name, tensor
 from faults.control import Control
@@ -46,7 +47,7 @@ class Stand:
         self.layer.undo()
         self.agent.stop()
 
-    def session(self, rank: int = 0, *, address: str = "", **own: object) -> rankdump.Session:
+    def session(self, rank: int = 0, *, address: str = "", **own: Any) -> rankdump.Session:
         """Open a session of a rank."""
         place = RankPlace(self.folder, address or self.agent.address)
         place.tree = self.root
