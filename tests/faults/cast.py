@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -69,9 +70,14 @@ class Actor:
         return self.process is not None and self.process.poll() is None
 
     @property
+    def up(self) -> bool:
+        """Whether its present process does what it is there for."""
+        raise NotImplementedError
+
+    @property
     def settled(self) -> bool:
         """Whether it has run long enough to be hit by something."""
-        return self.alive and time.monotonic() - self.started_s > GRACE_S
+        return self.alive and time.monotonic() - self.started_s > GRACE_S and self.up
 
     @property
     def pid(self) -> int:
@@ -99,7 +105,18 @@ class Actor:
             return None
 
 
-class Coordinator(Actor):
+class Server(Actor):
+    """A daemon, which is up while its socket is listened on."""
+
+    address = ""
+
+    @property
+    def up(self) -> bool:
+        with socket.socket(socket.AF_UNIX) as probe:
+            return not probe.connect_ex(self.address.removeprefix("unix:"))
+
+
+class Coordinator(Server):
     """`rankdumpd coordinator`."""
 
     def __init__(self, folder: Path, state: Path, trees: Path, address: str) -> None:
@@ -117,7 +134,7 @@ class Coordinator(Actor):
         return [sys.executable, "-m", "rankdumpd", "coordinator"]
 
 
-class Agent(Actor):
+class Agent(Server):
     """`rankdumpd agent`, with its tree, its state and its socket on disks of their own."""
 
     def __init__(self, name: str, folder: Path, *, coordinator: str, workers: int) -> None:
@@ -232,7 +249,7 @@ class Rank(Actor):
         return [sys.executable, "-m", "faults.rank", json.dumps(asdict(part))]
 
     @property
-    def begun(self) -> bool:
+    def up(self) -> bool:
         """Whether anything of its present life is safe."""
         path = self.folder / f"rank{self.role.rank}.{self.starts - 1}.acknowledged"
         return path.exists() and any(path.read_bytes())

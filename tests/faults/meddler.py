@@ -65,7 +65,11 @@ class Meddler(grpc.GenericRpcHandler):
 
     def _push(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         call = self._channel.stream_stream(f"{_SERVICE}Push")(self._meddled(requests))
-        context.add_callback(lambda: call.cancel() and None)
+
+        def gone() -> None:
+            call.cancel()
+
+        context.add_callback(gone)
         try:
             yield from call
         except grpc.RpcError as error:

@@ -83,7 +83,7 @@ def _begin(cast: Cast) -> None:
         assert time.monotonic() < until_s, "the daemons do not come up"
     for rank in cast.ranks:
         rank.start()
-    while not all(rank.begun for rank in cast.ranks):
+    while not all(rank.up for rank in cast.ranks):
         assert time.monotonic() < until_s, "the ranks do not come up"
         time.sleep(LOOK_S)
 
@@ -137,7 +137,10 @@ def _of(path: str, closed: set[str]) -> bool:
 def _all_live(cast: Cast, director: Director) -> None:
     """Wait until everybody has been up for a while, so that a goodbye is heard."""
     until_s = time.monotonic() + _PATIENCE_S
-    while not all(actor.settled for actor in cast.actors) and time.monotonic() < until_s:
+    servers = (cast.coordinator, *cast.agents)
+    while time.monotonic() < until_s:
+        if all(rank.settled for rank in cast.ranks) and all(serving(s.address) for s in servers):
+            break
         director.look_after()
         time.sleep(LOOK_S)
 
