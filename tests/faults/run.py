@@ -107,6 +107,7 @@ def _finish(
         code = rank.end(_PATIENCE_S)
         if code != 0:
             complaints.append(f"rank {rank.role.rank} ended with {code}")
+    complaints += _not_well(cast)
     complaints += _drained(cast)
     sizes = _sizes(cast)
     told: dict[tuple[str, int], tuple[int, int, int]] = {}
@@ -143,6 +144,14 @@ def _all_live(cast: Cast, director: Director) -> None:
             break
         director.look_after()
         time.sleep(LOOK_S)
+
+
+def _not_well(cast: Cast) -> list[str]:
+    """Return which ranks could not hand over everything, though nothing failed any more."""
+    lives = {(life.rank, life.life): life for life in witness.lives(cast.agents[0].folder)}
+    last = [lives.get((rank.role.rank, rank.starts - 1)) for rank in cast.ranks]
+    return [f"rank {each.rank} life {each.life} kept something" for each in last
+            if each is not None and not each.closed]  # fmt: skip
 
 
 def _drained(cast: Cast) -> list[str]:

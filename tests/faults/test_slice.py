@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_slice_of_the_soak(seed: int, tmp_path: Path):
     """Law: whatever fails, and however often, no acknowledged record is lost, doubled or wrong."""
-    words = f"-m faults --small --quiet --json --seconds 9 --faults 22 --seed {seed}".split()
+    words = f"-m faults --small --quiet --json --seconds 6 --faults 19 --seed {seed}".split()
     done = subprocess.run(
         [sys.executable, *words, "--keep", str(tmp_path / "kept")],
         capture_output=True,
@@ -26,5 +26,5 @@ def test_a_slice_of_the_soak(seed: int, tmp_path: Path):
     )
     assert done.returncode == 0, done.stderr
     verdict = json.loads(done.stdout)
-    assert sum(verdict["happened"].values()) >= 11, verdict
+    assert sum(verdict["happened"].values()) >= 8, verdict
     assert verdict["figures"]["acknowledged"] > 100
