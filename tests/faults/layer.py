@@ -17,6 +17,7 @@ from typing import Any
 from faults.control import CALLS, Control
 
 _PAUSE_S = 0.01
+_FOLDERS = ("dir_fd", "src_dir_fd", "dst_dir_fd")
 _COMMANDS = ("BEGIN", "COMMIT")
 
 
@@ -56,7 +57,7 @@ class Layer:
 
         def guarded(*args: Any, **fields: Any) -> Any:
             number, per_mille = control.failing(call)
-            if (per_mille or control.stalled) and self._ours(args):
+            if (per_mille or control.stalled) and self._ours(args, fields):
                 self._wait()
                 if per_mille and self._dice.randrange(1000) < per_mille:
                     control.hit(call)
@@ -70,19 +71,10 @@ class Layer:
 
         return guarded
 
-    def _ours(self, args: tuple[Any, ...]) -> bool:
-        for each in args[:2]:
-            path = each
-            if isinstance(each, int):
-                try:
-                    path = os.readlink(f"/proc/self/fd/{each}")  # noqa: PTH115
-                except OSError:
-                    continue
-            if isinstance(path, bytes):
-                path = os.fsdecode(path)
-            if str(path).startswith(self._prefix):
-                return True
-        return False
+    def _ours(self, args: tuple[Any, ...], fields: dict[str, Any]) -> bool:
+        # By path, by descriptor, or relative to the descriptor of a folder.
+        named = [*args[:2], *(fields[name] for name in _FOLDERS if fields.get(name) is not None)]
+        return any(_path_of(each).startswith(self._prefix) for each in named)
 
     def _wait(self) -> None:
         if self._control.stalled:
@@ -102,6 +94,15 @@ class Layer:
                 return super().execute(sql, *args)
 
         return lambda *args, **fields: real(*args, **{"factory": Failing} | fields)
+
+
+def _path_of(named: Any) -> str:
+    if not isinstance(named, int):
+        return os.fsdecode(named) if isinstance(named, bytes) else str(named)
+    try:
+        return os.readlink(f"/proc/self/fd/{named}")  # noqa: PTH115
+    except OSError:
+        return ""
 
 
 def install(control: str, prefix: str) -> None:
