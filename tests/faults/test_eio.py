@@ -68,8 +68,11 @@ def test_a_session_that_begins_while_the_disk_fails_dumps_when_it_does_not(stand
     stand.control.fail("open", errno.EIO, 1000)
     with stand.session() as session:
         stand.play(session, 1)
+        session.step(2)
         wait_until(lambda: stand.control.hits("open") > 2)
         stand.control.heal()
+        # Whoever ends before an agent ever took it in does not wait for one.
+        wait_until(lambda: stand.of(1).complete)
         stand.play(session, 2)
     views = stand.settled(2)
     assert views[1].kept == EACH
