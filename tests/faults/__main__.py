@@ -61,7 +61,7 @@ def _asked() -> argparse.Namespace:
     parser.add_argument("--faults", type=int, default=50)
     parser.add_argument("--only", nargs="*", default=[], choices=[kind.value for kind in Kind])
     parser.add_argument("--small", action="store_true", help="One agent and three ranks.")
-    parser.add_argument("--pause", type=float, default=0.3, help="Seconds between iterations.")
+    parser.add_argument("--pause", type=float, default=0.6, help="Seconds between iterations.")
     parser.add_argument("--replay", help="JSON of an earlier run, whose faults are played again.")
     parser.add_argument("--keep", default="build/soak", help="Where a broken run is kept.")
     parser.add_argument("--json", action="store_true", help="Print the verdict as JSON.")

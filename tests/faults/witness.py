@@ -8,7 +8,9 @@ import math
 import sqlite3
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from itertools import groupby
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -163,9 +165,11 @@ def seen(
     files: list[Found] = []
     manifests: list[Listed] = []
     odd = list(complaints)
-    for root in roots:
-        some, listed, problems = tree(root) if root.is_dir() else ([], [], [])
-        files += some
-        manifests += listed
-        odd += problems
+    there = [root for root in roots if root.is_dir()]
+    # A Python of its own for each: threads of gRPC must not be forked.
+    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
+        for some, listed, problems in pool.map(tree, there):
+            files += some
+            manifests += listed
+            odd += problems
     return Seen(known, ledger(states, known), tuple(files), tuple(manifests), told, tuple(odd))
