@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from dataclasses import asdict
@@ -36,6 +37,8 @@ def main() -> int:
     if asked.replay:
         said = json.loads(Path(asked.replay).read_text())["schedule"]
         faults = tuple(Fault(**each | {"kind": Kind(each["kind"])}) for each in said)
+    # Whoever is told to go ends the cast before.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     folder = Path(tempfile.mkdtemp(prefix="rig-"))
     order = Order(asked.seed, asked.seconds, faults, asked.small, asked.pause, folder)
     say = _silent if asked.quiet else _say

@@ -17,9 +17,9 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_slice_of_the_soak(seed: int, tmp_path: Path):
     """Law: whatever fails, and however often, no acknowledged record is lost, doubled or wrong."""
-    words = f"-m faults --small --pause 0.3 --quiet --json --seconds 6 --faults 19 --seed {seed}".split()
+    words = "-m faults --small --pause 0.3 --quiet --json --seconds 6 --faults 19 --seed".split()
     done = subprocess.run(
-        [sys.executable, *words, "--keep", str(tmp_path / "kept")],
+        [sys.executable, *words, str(seed), "--keep", str(tmp_path / "kept")],
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": f"{ROOT}/tests:{ROOT}/client:{ROOT}/daemon"},
