@@ -17,9 +17,10 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_slice_of_the_soak(seed: int, tmp_path: Path):
     """Law: whatever fails, and however often, no acknowledged record is lost, doubled or wrong."""
-    words = "-m faults --small --pause 0.3 --quiet --json --seconds 6 --faults 19 --seed".split()
+    words = ["-m", "faults", "--small", "--quiet", "--json", "--pause", "0.3"]
+    words += ["--seconds", "6", "--faults", "19"]
     done = subprocess.run(
-        [sys.executable, *words, str(seed), "--keep", str(tmp_path / "kept")],
+        [sys.executable, *words, "--seed", str(seed), "--keep", str(tmp_path / "kept")],
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": f"{ROOT}/tests:{ROOT}/client:{ROOT}/daemon"},
