@@ -10,7 +10,7 @@ from rankdump.contract.events import EventColumns
 from rankdump.contract.exchange import CallStacks, IterationEnd, KernelArguments, SessionEnd
 from rankdump.contract.graph import Graph, GraphPart
 from rankdump.contract.layout.place import NAME_MAX_BYTES
-from rankdump.contract.manifest import Manifest
+from rankdump.contract.manifest import Manifest, ManifestSession
 from rankdump.contract.plan import UNNAMED
 from rankdump.contract.status import IterationStatus
 from rankdump.contract.timeouts import Timeouts
@@ -168,7 +168,7 @@ class Effects:
         try:
             # A manifest says that everything is there: without its rows it has to wait as they do.
             if joined and _tabulated(session, ticket):
-                self._describe(session, status, repeated=session.replayed(declared))
+                self._describe(session, status, ticket, repeated=session.replayed(declared))
                 session.program.ended(end.iteration)
                 self._ledger.iteration_ended(ticket, end, session.program.written, status)
                 return
@@ -194,7 +194,9 @@ class Effects:
         _log.error("rank %d, %s", rank, what, exc_info=error)
         session.trouble(f"rank {rank}, {what}: {error}")
 
-    def _describe(self, session: Session, status: IterationStatus, *, repeated: bool) -> None:
+    def _describe(
+        self, session: Session, status: IterationStatus, ticket: Ticket, *, repeated: bool
+    ) -> None:
         request, tree, iteration = session.request, session.outlet.tree, status.iteration
         kept_graphs, records = manifest_records(
             self._ledger.kept(request.session_id, iteration), session.outlet.layout
@@ -213,6 +215,13 @@ class Effects:
                 device=request.device,
                 host=request.host,
                 records=records,
+                session=ManifestSession(
+                    pid=request.pid,
+                    framework=request.framework,
+                    device_target=request.device_target,
+                    last_sequence=ticket.sequence,
+                    plan=request.plan_json.decode(),
+                ),
             ),
         )
 
