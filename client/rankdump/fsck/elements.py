@@ -6,7 +6,6 @@ import io
 import math
 import re
 from collections.abc import Callable, Sequence
-from typing import cast
 
 import numpy as np
 import xxhash
@@ -139,7 +138,7 @@ def _check_digest(record: ManifestRecord, held: Sequence[memoryview]) -> tuple[i
         raise DamagedError(f"elements that no {record.dtype} has")
     if not record.digest:
         return 0, 1
-    found = [xxhash.xxh3_128_hexdigest(cast("memoryview", each)) for each in held]
+    found = [xxhash.xxh3_128_hexdigest(each) for each in held]
     if record.digest in found:
         return 1, 0
     if len(held) > 1:

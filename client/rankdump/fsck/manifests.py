@@ -55,7 +55,7 @@ def _named(found: list[Held], damages: list[Damage]) -> Iterator[Held]:
     """Yield the manifests that stand under their own names; any other is a damage."""
     paths = {held.path for held in found}
     for held in found:
-        folder, _, name = held.path.rpartition("/")
+        folder = held.path.rpartition("/")[0]
         status = held.manifest.status
         rank = RANK_FOLDER.fullmatch(folder.partition("/")[0])
         due = f"{folder}/{manifest_name(status.iteration, status.session_id)}"
