@@ -52,9 +52,8 @@ def _headers(records: Sequence[ManifestRecord]) -> Iterator[DumpData]:
         side, _, slot = record.member.partition(".")
         slots[Side(side)][int(slot)] = record
     for layout in LAYOUTS.values():
-        if layout.api is None:
+        if layout.shares_stamps:
             yield DumpData(
-                version="",
                 dump_time=records[0].timestamp_us,
                 op_name=records[0].op_name,
                 input=_parts(OpInput, slots[Side.INPUT], layout),

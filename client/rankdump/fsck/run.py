@@ -38,7 +38,7 @@ def check_tree(
     return Report(
         files=sum(len(result.job.paths) for result in results),
         bytes_read=sum(result.job.size_bytes for result in results),
-        digests=sum(result.digests for result in results),
+        digests=sum(result.digests * len(result.job.paths) for result in results),
         damages=tuple(sorted(set(damages), key=lambda damage: (damage.path, damage.kind))),
         unchecked=tuple(_unchecked(manifests, results)),
     )
@@ -53,7 +53,7 @@ def _cut(held: Held) -> Damage:
 def _unchecked(manifests: list[Held], results: list[Checked]) -> list[str]:
     if not manifests:
         return ["no manifest: nothing says which files should be here, or what is in them"]
-    undecided = sum(result.undecided for result in results)
+    undecided = sum(result.undecided * len(result.job.paths) for result in results)
     if not undecided:
         return []
     return [f"{undecided} tensors: their manifests have no digest that could be compared"]
