@@ -44,7 +44,7 @@ def _names(root: Path, folder: str) -> list[str]:
         if path.is_symlink():
             return []
     try:
-        return sorted(os.listdir(path))
+        return sorted(each.name for each in path.iterdir())
     except FileNotFoundError:
         return []
     except OSError as error:
