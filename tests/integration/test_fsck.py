@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import random
 import shutil
@@ -57,8 +58,13 @@ def dumped(make_agent, make_rank, frames, short_dir):
         root = short_dir / f"{form}-{codec}-{len(tensors)}"
         who = root.name
         rank = make_rank(
-            agent.address, root=root, codec=codec, output=output, content=content,
-            session_id=f"s{who}", job_id=who,
+            agent.address,
+            root=root,
+            codec=codec,
+            output=output,
+            content=content,
+            session_id=f"s{who}",
+            job_id=who,
         )
         rank.open()
         stream, sequence = rank.push(), 0
@@ -70,7 +76,12 @@ def dumped(make_agent, make_rank, frames, short_dir):
                 api = {"op_name": called, **about} if form == "api" else {"op_name": name}
                 stream.send(
                     frames.record(
-                        sequence, array, iteration=iteration, side=side, slot=slot, dtype=dtype,
+                        sequence,
+                        array,
+                        iteration=iteration,
+                        side=side,
+                        slot=slot,
+                        dtype=dtype,
                         timestamp_us=1_700_000_000_000_000 + 1000 * iteration + ord(name[8]),
                         **api,
                     )
@@ -82,6 +93,11 @@ def dumped(make_agent, make_rank, frames, short_dir):
         return root
 
     return make
+
+
+def path_of(root: Path, damage: str = "Dense") -> Path:
+    """A tensor's file."""
+    return next(path for path in named(root) if damage in path.name)
 
 
 def named(root: Path) -> list[Path]:
@@ -120,3 +136,102 @@ def test_every_byte_that_is_flipped_is_found(dumped, form, codec):
                 report = check_tree(root, workers=1)
             assert ("torn", str(path.relative_to(root))) in words(report), (path, at)
     assert check_tree(root, workers=1).damages == ()
+
+
+def test_each_word(dumped, short_dir):
+    """What is done to a tree is named, each file with its word, and nothing else is."""
+    root = dumped("npy", "none", TENSORS)
+    paths = [path for path in named(root) if path.stat().st_nlink == 1]
+    gone, cut, twin, alone = paths[:4]
+    folder = cut.parent
+    folder.chmod(0o755)
+    due = set()
+    data = cut.read_bytes()
+    cut.chmod(0o600)
+    cut.write_bytes(data[:-1])
+    due.add(("torn", cut))
+    gone.unlink()
+    due.add(("missing", gone))
+    shutil.copy(twin, f"{twin}.zst")
+    due.add(("duplicate", Path(f"{twin}.zst")))
+    stray = alone.with_name(alone.name.replace("Default_", "Other_"))
+    shutil.copy(alone, stray)
+    due.add(("unmanifested", stray))
+    (folder / "notes.txt").write_text("mine")
+    due.add(("foreign", folder / "notes.txt"))
+    outside = short_dir / "outside"
+    shutil.copytree(folder, outside)
+    (root / "rank_1").symlink_to(outside, target_is_directory=True)
+    due.add(("foreign", root / "rank_1"))
+    (folder / ".s-7.tmp").write_bytes(b"half")
+    due.add(("leftover", folder / ".s-7.tmp"))
+    later = root / "rank_0/Net/0/9"
+    later.mkdir()
+    shutil.copy(alone, later)
+    due.add(("unmanifested", later))
+    (manifest,) = root.rglob("iteration_1.*.json")
+    broken = manifest.with_name("iteration_5.json")
+    broken.write_bytes(manifest.read_bytes().replace(b'"expected": 6', b'"expected": 7'))
+    due.add(("manifest", broken))
+    second = manifest.with_name("iteration_1.copy.json")
+    shutil.copy(manifest, second)
+    due.add(("duplicate", second))
+    report = check_tree(root, workers=2)
+    assert words(report) == {(word, str(path.relative_to(root))) for word, path in due}
+    left = mend(root, report)
+    assert [damage.path for damage in left.mended] == [str((folder / ".s-7.tmp").relative_to(root))]
+    assert check_tree(root, workers=2).damages == left.damages
+
+
+def test_iteration_that_does_not_add_up(dumped):
+    root = dumped("npy")
+    (path,) = root.rglob("iteration_0.*.json")
+    path.chmod(0o600)
+    body = json.loads(path.read_bytes())
+    del body["crc32"]
+    body["status"]["expected"] += 1
+    del body["records"][0]
+    path.write_text(json.dumps(body))
+    kinds = [damage.kind for damage in check_tree(root, workers=1).damages]
+    assert kinds.count(Kind.UNBALANCED) == 2
+
+
+def test_files_of_an_operators_tensors_left_by_a_crash(dumped):
+    """They stand in its file: --repair removes them, and not the file."""
+    root = dumped("async-bin", "none", TENSORS)
+    whole = path_of(root)
+    own = whole.with_name(f"{whole.name}.input.0")
+    own.write_bytes(b"")
+    before = check_tree(root, workers=1)
+    assert [(damage.kind, damage.mendable) for damage in before.damages] == [(Kind.DUPLICATE, True)]
+    assert mend(root, before).damages == ()
+    assert whole.exists()
+    assert not own.exists()
+    assert check_tree(root, workers=1).damages == ()
+
+
+def test_repair_waits_for_the_agent(dumped, capsys):
+    root = dumped("npy")
+    (root / ".rankdump").mkdir()
+    lock = (root / ".rankdump/agent.lock").open("w")
+    leftover = root / "rank_0/Net/0/0/.x.tmp"
+    with leftover.open("w") as writer:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert answer(["fsck", "--repair", str(root)]) == 1
+        assert "an agent writes to it" in capsys.readouterr().err
+        lock.close()
+        assert answer(["fsck", "--repair", str(root)]) == 1
+        assert "leftover: rank_0/Net/0/0/.x.tmp" in capsys.readouterr().out
+        assert not writer.closed
+    assert answer(["fsck", "--repair", "--json", str(root)]) == 0
+    assert json.loads(capsys.readouterr().out)["mended"][0]["path"].endswith(".x.tmp")
+    assert not leftover.exists()
+
+
+def test_usage(dumped, capsys):
+    root = str(dumped("npy"))
+    assert answer(["fsck", "--rebuild", root]) == 2
+    assert answer(["fsck", "--repair", "--rebuild", "--state-dir", "x", root]) == 2
+    assert answer(["fsck", f"{root}/none"]) == 2
+    assert answer(["fsck", root]) == 0
+    assert "nothing is wrong" in capsys.readouterr().out
