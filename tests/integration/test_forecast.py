@@ -16,7 +16,7 @@ from rankdump.contract.plan import Content
 
 
 def dump(rank, frames, iterations: int) -> None:
-    chance = np.random.default_rng(1)
+    chance = np.random.default_rng(rank.rank)
     rank.open()
     stream, sequence = rank.push(), 0
     for iteration in range(iterations):
@@ -81,7 +81,7 @@ def config(folder: Path, root: Path, iteration: str = "0-9") -> str:
         "kernels": [],
         "support_device": [0],
     }
-    body = {"common_dump_settings": common, "e2e_dump_settings": {"enable": True}}
+    body = {"common_dump_settings": common, "e2e_dump_settings": {"enable": True, "trans_flag": True}}
     path.write_text(json.dumps(body))
     return str(path)
 

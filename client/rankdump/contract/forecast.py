@@ -107,9 +107,10 @@ def planned(iterations: Iterations) -> int | None:
 
 
 def forecast(observed: Observed, iterations: int | None, room: DiskRoom) -> Forecast:
-    """Return what so many iterations more need; None for a plan without an end, which never fits.
+    """Return what so many iterations need.
 
-    That is, it fits as long as one more does: nobody says how many will come.
+    None stands for a plan without an end. Nobody knows how many will come: it counts as fitting
+    while one more does.
     """
     count = 1 if iterations is None else iterations
     each, once = observed.each, observed.once
