@@ -88,10 +88,11 @@ def _check_form(form: NpyForm, head: bytes, record: ManifestRecord) -> None:
     same = record.dtype == "bfloat16" if form.bfloat16 else np.dtype(form.header.descr) == due
     if not same:
         raise DamagedError(f"elements of {form.dtype}, its manifest says {record.dtype}")
-    descr = _DESCR.search(head)
-    if descr is None or not any(
-        head == write(descr[1].decode("latin-1"), form) for write in _HEADERS
-    ):
+    found = _DESCR.search(head)
+    descr = found[1].decode("latin-1") if found is not None else ""
+    # Of the spellings of a type that mean the same only one is ever written.
+    usual = form.bfloat16 or (descr and np.dtype(descr).str == descr)
+    if not usual or all(head != write(descr, form) for write in _HEADERS):
         raise DamagedError("its header is none that MindSpore, numpy or an agent writes")
 
 
