@@ -167,11 +167,12 @@ def trees() -> list[Path]:
     return [path for path in found if path.is_dir()]
 
 
-@pytest.mark.parametrize("root", trees(), ids=lambda path: path.name)
-def test_trees_of_the_real_tools_are_clean(root):
-    report = check_tree(root, workers=1)
-    assert (report.damages, report.files) == ((), 0)
-    assert report.unchecked[0].startswith("no manifest")
+def test_trees_of_the_real_tools_are_clean():
+    """Where they are at hand: nothing says what should be in them, and that is said."""
+    for root in trees():
+        report = check_tree(root, workers=1)
+        assert (report.damages, report.files) == ((), 0)
+        assert report.unchecked[0].startswith("no manifest")
 
 
 def test_a_native_tree_is_clean(tmp_path):

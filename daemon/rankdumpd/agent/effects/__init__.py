@@ -220,7 +220,7 @@ class Effects:
                     framework=request.framework,
                     device_target=request.device_target,
                     last_sequence=ticket.sequence,
-                    plan=request.plan_json.decode(),
+                    plan=request.plan_json.decode(errors="replace"),
                 ),
             ),
         )
