@@ -24,7 +24,10 @@ def dump(rank, frames, iterations: int) -> None:
             sequence += 1
             array = chance.standard_normal(300 * (number + 1)).astype(np.float16)
             name = f"Default/{number}/X-op0"
-            stream.send(frames.record(sequence, array, iteration=iteration, op_name=name))
+            if rank.output.get("layout") == "api-torch":
+                name = f"NN_X_{12 * iteration + number}_forward"
+            about = {"op_name": name, "argument": "output"}
+            stream.send(frames.record(sequence, array, iteration=iteration, **about))
         sequence += 1
         stream.send(frames.end(sequence, iteration, 12))
     stream.wait_acknowledged(sequence)
@@ -40,11 +43,12 @@ def measured(root: Path) -> tuple[int, int]:
     return len(sizes), sum(-(-each // block) * block for each in sizes) + 4096 * folders
 
 
-@pytest.mark.parametrize("form", ["tensor", "full", "bin"])
+@pytest.mark.parametrize("form", ["tensor", "full", "bin", "api"])
 def test_one_iteration_against_ten(make_agent, make_rank, frames, short_dir, capsys, form):
     agent = make_agent()
     output = {"layout": "mindspore-async", "file_format": "bin"} if form == "bin" else {}
-    content = Content("full" if form == "full" else "tensor")
+    output = {"layout": "api-torch"} if form == "api" else output
+    content = Content("full" if form in ("full", "api") else "tensor", ("max", "min", "avg"))
     roots = [short_dir / "one", short_dir / "ten"]
     for root, iterations in zip(roots, (1, 10), strict=True):
         for number in range(2):
@@ -81,7 +85,10 @@ def config(folder: Path, root: Path, iteration: str = "0-9") -> str:
         "kernels": [],
         "support_device": [0],
     }
-    body = {"common_dump_settings": common, "e2e_dump_settings": {"enable": True, "trans_flag": True}}
+    body = {
+        "common_dump_settings": common,
+        "e2e_dump_settings": {"enable": True, "trans_flag": True},
+    }
     path.write_text(json.dumps(body))
     return str(path)
 

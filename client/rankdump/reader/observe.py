@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rankdump.contract.errors import DamagedError
 from rankdump.contract.forecast import DiskRoom, Observed, Taken, largest, total
+from rankdump.contract.layout.api_tree import info_files_of
 from rankdump.contract.layout.folders import folder_at
 from rankdump.contract.layout.mindspore_sync import (
     GRAPH_FOLDER,
@@ -20,6 +21,7 @@ from rankdump.contract.layout.mindspore_sync import (
 )
 from rankdump.contract.layout.place import MAPPING_FILE
 from rankdump.contract.manifest import Manifest, manifest_name
+from rankdump.reader.entry import Table
 from rankdump.reader.walk import walk
 
 _FOLDER_BYTES = 4096
@@ -80,8 +82,15 @@ def observe(root: Path) -> Observed:
     for of in sorted(whole, key=lambda of: next(iter(of.values())).status.iteration):
         weighing = _Weighing(root, block_bytes, inodes=seen)
         each.append(_iteration(weighing, of, tables))
+    grown = _Weighing(root, block_bytes, inodes=seen)
+    for path in _growing(tree.tables):
+        grown.add(path)
+    share = Taken(
+        bytes_stored=grown.stored // len(by_iteration), disk_bytes=grown.stored // len(by_iteration)
+    )
     once = _once(_Weighing(root, block_bytes, inodes=seen), tree.manifests)
-    return Observed(len(whole), ranks, largest(each), once)
+    once = total((once, Taken(files=grown.files)))
+    return Observed(len(whole), ranks, total((largest(each), share)), once)
 
 
 def disk_room(root: Path, keep_free_ratio: float) -> DiskRoom:
@@ -97,6 +106,16 @@ def disk_room(root: Path, keep_free_ratio: float) -> DiskRoom:
         total_inodes=facts.f_files,
         keep_free_ratio=keep_free_ratio,
     )
+
+
+def _growing(tables: Iterable[Table]) -> Iterator[str]:
+    """Yield the files to which every iteration adds: undated tables, and stacks of calls."""
+    for table in tables:
+        if not table.dated and not table.constant:
+            yield table.relative
+            files = info_files_of(table.relative.rpartition("/")[2])
+            if files is not None:
+                yield f"{table.folder}/{files.stacks}"
 
 
 def _kept(of: dict[int, Manifest]) -> bool:
