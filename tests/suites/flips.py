@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
 
 @contextmanager
-def flipped(path: Path, at: int, mask: int) -> Iterator[None]:
+def flipped(path: Path, at: int, mask: int) -> Generator[None]:
     """Change some bits of a byte for a while."""
     before, mode = path.read_bytes(), path.stat().st_mode
     path.chmod(0o600)

@@ -147,8 +147,8 @@ def test_removal_that_was_cut(tmp_path):
 
 def test_tables(tmp_path):
     builder = TreeBuilder(tmp_path)
-    for number in range(3):
-        table = builder.row(0, 0, f"Default/{number}/X-op0", np.ones(3, np.float32))
+    names = [f"Default/{number}/X-op0" for number in range(3)]
+    table = [builder.row(0, 0, name, np.ones(3, np.float32)) for name in names][-1]
     builder.complete(0, 0, world_size=1)
     assert check_tree(tmp_path, workers=1).damages == ()
     whole = table.read_bytes()
