@@ -64,18 +64,20 @@ def test_what_is_mended_stays_mended(tensors, data):
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         paths = build(root, tensors)
-        for path in data.draw(st.lists(st.sampled_from(paths), unique=True)):
+        for number, path in enumerate(data.draw(st.lists(st.sampled_from(paths), unique=True))):
             match data.draw(st.sampled_from(["cut", "remove", "copy", "half", "link", "foreign"])):
                 case "cut":
                     os.truncate(path, data.draw(st.integers(0, path.stat().st_size - 1)))
                 case "remove":
                     path.unlink()
                 case "copy":
-                    shutil.copy(path, path.with_name(path.name.replace("X-op0", "Y-op0")))
+                    shutil.copy(
+                        path, path.with_name(f"X.Other{number}.0.0.9.output.0.DefaultFormat.npy")
+                    )
                 case "half":
                     path.with_name(f".{path.name[:99]}.tmp").write_bytes(b"half")
                 case "link":
-                    path.with_name("5.npy").symlink_to(path)
+                    path.with_name(f"{number}.npy").symlink_to(path)
                 case _:
                     path.with_name("notes").write_text("mine")
         before = {each.name for each in root.rglob("*")}
