@@ -15,6 +15,7 @@ from rankdump.contract.order import (
     from_line,
     to_line,
 )
+from rankdump.contract.statistics import ITEMS
 from rankdump.contract.timeouts import hints_from_text, hints_to_text
 from rankdump.reader.calls import calls
 from rankdump.reader.entry import Table
@@ -34,7 +35,7 @@ def statistics(data: bytes) -> None:
     operator = _OPERATOR if which else None
     table = Table(path.parent, path.name, 0, "Net", 0, 0, operator=operator)
     for row in rows(table, _KNOWN):
-        for item in row.values:
+        for item in ITEMS:
             row.number(item)
         assert row.finite in (True, False, None)
 

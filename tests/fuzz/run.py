@@ -1,0 +1,42 @@
+"""Fuzzes one target under atheris, from its corpus: `make fuzz TARGET=npys SECONDS=600`.
+
+What breaks it is left in `build/fuzz/`, to be put into the corpus with what mends it.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+from pathlib import Path
+
+import atheris  # pyright: ignore[reportMissingImports] - in its own environment
+
+with atheris.instrument_imports(include=["rankdump", "rankdumpd"]):
+    from fuzz.targets import CORPUS, fed
+
+_ROOM_BYTES = 1 << 30
+"""More address space than this a decoder of so small inputs must not take."""
+_LONGEST_INPUT = 1 << 14
+_LONGEST_RUN_S = 10
+
+
+def main(name: str, seconds: int) -> None:
+    """Fuzz until it breaks, or so long."""
+    work = Path("build/fuzz") / name
+    (work / "corpus").mkdir(parents=True, exist_ok=True)
+    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (taken + _ROOM_BYTES,) * 2)
+    flags = (
+        f"-max_total_time={seconds}",
+        f"-max_len={_LONGEST_INPUT}",
+        f"-timeout={_LONGEST_RUN_S}",
+        f"-artifact_prefix={work}/",
+        "-print_final_stats=1",
+    )
+    folders = str(work / "corpus"), str(CORPUS / name)
+    atheris.Setup([sys.argv[0], *flags, *folders], lambda data: fed(name, data))
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))
