@@ -15,6 +15,8 @@ from rankdump.wire.convert import session_grant_from_wire, session_grant_to_wire
 from rankdump.wire.v1 import agent_pb2, coordinator_pb2, metrics_pb2, status_pb2
 from rankdumpd.coordinator.gather import Gather, Reader
 from rankdumpd.coordinator.merge import merge
+from rankdumpd.coordinator.service.answers import chosen as chosen_jobs
+from rankdumpd.coordinator.service.answers import status_of
 from rankdumpd.coordinator.values import Settled
 
 
@@ -35,7 +37,8 @@ def reports(data: bytes) -> None:
         for entry in order.entries():
             from_line(to_line(entry))
         gather.settle(view.job_id, Settled(None, False, order.findings, ""))
-    gather.fleet(now_s=1e6)
+    fleet = gather.fleet(now_s=1e6)
+    views.view_to_wire(status_of(fleet, chosen_jobs(fleet, ""), ""))
 
 
 def answers(data: bytes) -> None:

@@ -1,12 +1,15 @@
 """Fuzzes one target under atheris, from its corpus: `make fuzz TARGET=npys SECONDS=600`.
 
-What breaks it is left in `build/fuzz/`, to be put into the corpus with what mends it.
+What breaks it is left as `build/fuzz/TARGET/found-*`, one input for each place that fails, to be
+put into the corpus with what mends it; the run goes on.
 """
 
 from __future__ import annotations
 
+import hashlib
 import resource
 import sys
+import traceback
 from pathlib import Path
 
 import atheris  # pyright: ignore[reportMissingImports] - in its own environment
@@ -18,6 +21,26 @@ _ROOM_BYTES = 1 << 30
 """More address space than this a decoder of so small inputs must not take."""
 _LONGEST_INPUT = 1 << 14
 _LONGEST_RUN_S = 10
+
+
+class _Finds:
+    """Feeds a target, and keeps the first input for each place that fails."""
+
+    def __init__(self, name: str, work: Path) -> None:
+        self._name, self._work = name, work
+        self._places: set[tuple[type, str, int]] = set()
+
+    def __call__(self, data: bytes) -> None:
+        try:
+            fed(self._name, data)
+        except Exception as error:
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            place = type(error), last.filename, last.lineno or 0
+            if place not in self._places:
+                self._places.add(place)
+                file = self._work / f"found-{hashlib.sha256(data).hexdigest()[:12]}"
+                file.write_bytes(data)
+                print(f"FOUND {file}", traceback.format_exc(), sep="\n", file=sys.stderr)
 
 
 def main(name: str, seconds: int) -> None:
@@ -34,7 +57,7 @@ def main(name: str, seconds: int) -> None:
         "-print_final_stats=1",
     )
     folders = str(work / "corpus"), str(CORPUS / name)
-    atheris.Setup([sys.argv[0], *flags, *folders], lambda data: fed(name, data))
+    atheris.Setup([sys.argv[0], *flags, *folders], _Finds(name, work))
     atheris.Fuzz()
 
 

@@ -187,8 +187,8 @@ class SlabReader(_Slab):
         While the rank lives, only what lies before the position that a message of it `announced`
         is sure to be seen as it was written, on every kind of processor.
         """
-        written = self.written
-        if not self._read <= written <= self.released + self.ring_bytes:
+        written, most = self.written, self.released + self.ring_bytes
+        if self._read % ALIGN or not self._read <= written <= most:
             raise DamagedError(f"slab written to {written}, read to {self._read}")
         yield from self._until(written if announced is None else min(announced, written))
 
