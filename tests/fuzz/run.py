@@ -10,9 +10,12 @@ import hashlib
 import resource
 import sys
 import traceback
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
-import atheris  # pyright: ignore[reportMissingImports] - in its own environment
+# Not to be seen by a checker: only the environment of `make fuzz` has it.
+atheris: Any = import_module("atheris")
 
 with atheris.instrument_imports(include=["rankdump", "rankdumpd"]):
     from fuzz.targets import CORPUS, fed
@@ -48,7 +51,8 @@ def main(name: str, seconds: int) -> None:
     work = Path("build/fuzz") / name
     (work / "corpus").mkdir(parents=True, exist_ok=True)
     taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (taken + _ROOM_BYTES,) * 2)
+    most = taken + _ROOM_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
     flags = (
         f"-max_total_time={seconds}",
         f"-max_len={_LONGEST_INPUT}",

@@ -122,9 +122,7 @@ ENTRY = OrderEntry(
 SESSION_STATUS = SessionStatus(
     "job", SESSION, 0, 1, 0, "host", 17, SessionState.CLOSED, notes=("a note",)
 )
-BALANCE = IterationStatus(
-    "job", SESSION, 0, 3, True, 4, 1, 1, 1, {"disk_low": 1}, 24, 24, 5, 0, 3
-)
+BALANCE = IterationStatus("job", SESSION, 0, 3, True, 4, 1, 1, 1, {"disk_low": 1}, 24, 24, 5, 0, 3)
 VIEW = StatusView(
     sessions=(SESSION_STATUS,),
     iterations=(BALANCE,),

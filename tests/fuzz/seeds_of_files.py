@@ -29,8 +29,18 @@ _NAME = samples.NAME.replace("/", "_")
 _ITEMS = ("max", "min", "avg")
 _STACK = ("File a.py, line 7, in main, \n x + y",)
 _OLD = overflow_files.old(core=overflow_files.CORE, status=(0, 0, 0x20))
+_FILE = f"Add.{_NAME}.0.0.{samples.STAMP}.output.1.DefaultFormat.npy"
 _RECORD = ManifestRecord(
-    "rank_0/Net/0/3/a.npy", samples.STAMP, "Add", samples.NAME, "args.0", "float32", (2, 3), 24, 80, "d"
+    path=f"rank_0/Net/0/3/{_FILE}",
+    timestamp_us=samples.STAMP,
+    op_type="Add",
+    op_name=samples.NAME,
+    argument="args.0",
+    dtype="float32",
+    shape=(2, 3),
+    bytes_in=24,
+    bytes_stored=80,
+    digest="d",
 )
 
 
@@ -75,7 +85,8 @@ def _graphs() -> list[bytes]:
 FILES: dict[str, list[bytes]] = {
     "dialects": _dialects(),
     "paths": [
-        b"\0rank_0/Net/0/3/Add.%s.0.0.%d.output.1.DefaultFormat.npy" % (_NAME.encode(), samples.STAMP),
+        b"\0rank_0/Net/0/3/Add.%s.0.0.%d.output.1.DefaultFormat.npy"
+        % (_NAME.encode(), samples.STAMP),
         b"123.npy,Add.a.0.0.5.input.0.DefaultFormat.npy\n\0rank_0/Net/0/3/123.npy",
         b"\0" + b"20261121175901/0/Net/1/3/Add.Default_Add-op0.7.3.1700000000000000",
         b"\0rank0/torch_api_dump/NN_Conv2d_0_forward_input.0.npy",

@@ -72,7 +72,7 @@ class LedgerReader:
 
     def counts(self, session_id: str) -> list[CountRow]:
         """Return what became of a session's tensors."""
-        # What a rank declares of tensors that never came is any number: SUM would fail over 63 bits.
+        # Tensors that never came may be declared to be of any size: SUM fails over 63 bits.
         found = self._select(
             "SELECT iteration, fate, reason, COUNT(*), CAST(TOTAL(bytes_in) AS INTEGER),"
             " SUM(bytes_stored)"
