@@ -6,7 +6,8 @@ PROTOS := $(wildcard proto/rankdump/*/v1/*.proto)
 PROTO_TOOLS := grpcio-tools==1.62.3 mypy-protobuf==3.6.0 setuptools==75.8.0
 SOURCES := client daemon tests bench examples
 
-.PHONY: setup demo test test-mindspore check proto proto-check schema bench bench-peers peers fuzz clean
+.PHONY: setup demo test test-mindspore test-deploy deb check proto \
+  proto-check schema bench bench-peers peers fuzz clean
 
 setup: .venv/ready
 
@@ -96,6 +97,24 @@ build/mindspore-venv/ready: pyproject.toml
 
 test-mindspore: build/mindspore-venv/ready
 	CI=true build/mindspore-venv/bin/python -m pytest tests/mindspore
+# The Debian package, for hosts that systemd runs. It is built by debhelper from what git knows, with
+# Debian's Python and wheels from PyPI (apt-get install debhelper python3-pip python3-venv).
+deb:
+	rm -rf build/deb && mkdir -p build/deb/src
+	git ls-files -z -- client daemon deploy pyproject.toml README.md \
+	  | xargs -0 cp --parents -t build/deb/src
+	cp -r build/deb/src/deploy/debian build/deb/src/debian
+	cp deploy/rankdump.sysusers deploy/rankdump.tmpfiles build/deb/src/debian/
+	cd build/deb/src && dpkg-buildpackage --build=binary --no-sign
+	rm -rf build/deb/src
+
+# What systemd says of the units, and the package installed on a copy of this host. It needs root,
+# for mounts of its own; what it installs are Debian's tools.
+test-deploy: setup
+	apt-get install -y -qq --no-install-recommends systemd debhelper python3 python3-pip \
+	  python3-venv python3-seccomp
+	$(MAKE) deb
+	CI=true $(BIN)/python -m pytest tests/deploy
 
 # One decoder, or all of them, under atheris, which has wheels for Python 3.11 to 3.13. What fails is
 # left in build/fuzz; `make test` replays tests/fuzz/corpus.

@@ -24,6 +24,14 @@ def test_make_verbs():
     assert {"demo", "test"} <= told(r"^make ([a-z-]+)") <= targets
 
 
+def test_every_promise_names_its_test():
+    """Behind each promise of the agent stands a test that is there."""
+    named = re.findall(r"`(tests/[^`:]+)::(\w+)`", (ROOT / "docs" / "guarantees.md").read_text())
+    assert named
+    for path, test in named:
+        assert f"def {test}(" in (ROOT / path).read_text(), (path, test)
+
+
 def test_commands():
     """Every `rankdump VERB` and `rankdumpd VERB` in a line of code is a command."""
     assert told(r"(?:`|^|\$ )rankdump ([a-z][a-z-]*)") == set(COMMANDS)

@@ -1,23 +1,24 @@
 """What holds a worker to the process that started it: one pipe each way, both ends.
 
-The upper process keeps the worker's standard input open. A byte on it asks for a drain; its end
-means that the upper process is gone, however it went, and ends the worker at once: the next one
-wants the ledger, and ranks send again what was not acknowledged. On its standard output the worker
-says where it listens and, after a drain, what is left.
+The upper process keeps the worker's standard input open. A line on it asks for a drain, or brings
+new settings; its end means that the upper process is gone, however it went, and ends the worker at
+once: the next one wants the ledger, and ranks send again what was not acknowledged. On its standard
+output the worker says where it listens and, after a drain, what is left.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-_DRAIN = b"d"
+_DRAIN, _RELOAD = "drain", "reload"
 _READY, _LEFT = "ready", "left"
 _EXIT_ABANDONED = 3
 
@@ -42,10 +43,17 @@ class Left:
 class Leash:
     """The worker's end; it takes standard input and output for itself."""
 
-    def follow(self, ask: Callable[[], None]) -> None:
-        """Call `ask` when a drain is wanted; end this process when nobody holds the leash."""
+    def follow(
+        self, drain: Callable[[], None], reload: Callable[[Mapping[str, str]], None]
+    ) -> None:
+        """Call `drain` when one is wanted and `reload` with an environment that brings settings;
+        end this process when nobody holds the leash.
+        """
         thread = threading.Thread(
-            target=_follow, args=(sys.stdin.fileno(), ask), name="rankdumpd-leash", daemon=True
+            target=_follow,
+            args=(sys.stdin.fileno(), drain, reload),
+            name="rankdumpd-leash",
+            daemon=True,
         )
         thread.start()
 
@@ -60,9 +68,12 @@ class Leash:
 
 def ask_to_drain(process: subprocess.Popen[bytes]) -> None:
     """Ask a worker to drain and leave; nothing when it is gone."""
-    with contextlib.suppress(OSError, ValueError):
-        assert process.stdin is not None
-        os.write(process.stdin.fileno(), _DRAIN)
+    _tell(process, _DRAIN)
+
+
+def give_settings(process: subprocess.Popen[bytes], environ: Mapping[str, str]) -> None:
+    """Let a worker read its settings again, from this environment; nothing when it is gone."""
+    _tell(process, f"{_RELOAD} {json.dumps(dict(environ))}")
 
 
 def heard(line: bytes) -> Ready | Left | None:
@@ -75,10 +86,25 @@ def heard(line: bytes) -> Ready | Left | None:
     return None
 
 
-def _follow(descriptor: int, ask: Callable[[], None]) -> None:
+def _tell(process: subprocess.Popen[bytes], line: str) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        assert process.stdin is not None
+        os.write(process.stdin.fileno(), f"{line}\n".encode())
+
+
+def _follow(
+    descriptor: int, drain: Callable[[], None], reload: Callable[[Mapping[str, str]], None]
+) -> None:
     # Not through a buffered file: its lock, held by this thread, would abort the exit.
-    while os.read(descriptor, 64):
-        ask()
+    begun = b""
+    while some := os.read(descriptor, 4096):
+        *lines, begun = (begun + some).split(b"\n")
+        for line in lines:
+            word, _, rest = line.decode().partition(" ")
+            if word == _DRAIN:
+                drain()
+            elif word == _RELOAD:
+                reload(json.loads(rest))
     _log.error("the process that started this one is gone")
     os._exit(_EXIT_ABANDONED)
 

@@ -1,27 +1,37 @@
-"""Start, readiness, signals and stop of a daemon process; knows no room by name."""
+"""Start, readiness, reloads and stop of a daemon process; knows no room by name."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import signal
-import socket
-import sys
 import threading
 import time
-from collections.abc import Sequence
-from types import FrameType
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
+from rankdump.contract.errors import ConfigError
 from rankdumpd.leash import Leash
+from rankdumpd.notify import Notifier
+from rankdumpd.settings import Settings
+from rankdumpd.settings.live import adopt
+from rankdumpd.signals import Signals, Wish
 
 _log = logging.getLogger(__name__)
 _GRACE_S = 1.0
+_START_S = 3600.0
+"""Longest start for which the service manager is asked to wait."""
+_EXIT_FAILED = 1
+
+Reread = Callable[[Mapping[str, str]], Settings]
+"""Reads the settings again, with an environment; ConfigError when they cannot be."""
 
 
 class Room(Protocol):
     """A part of the process with a life of its own."""
+
+    leave_s = 6.0
+    """Seconds beyond the deadline of a drain in which `stop` is over, unless a disk hangs."""
 
     def start(self) -> None:
         """Begin to work."""
@@ -34,6 +44,19 @@ class Room(Protocol):
     def stop(self) -> None:
         """End at once; may be repeated, and called without `start`."""
         ...
+
+    def reload(self, settings: Settings) -> None:
+        """Take over those settings that may change while it works."""
+
+    def fault(self) -> str:
+        """Say which part of it has died, which only another process can mend; a disk that hangs
+        is none.
+        """
+        return ""
+
+    def brief(self) -> str:
+        """Say how it stands in a few words with numbers, at once."""
+        return ""
 
 
 class Door(Protocol):
@@ -53,38 +76,26 @@ class Door(Protocol):
 
 
 def run(
-    rooms: Sequence[Room], server: Door, *, drain_timeout_s: float, leash: Leash | None = None
+    rooms: Sequence[Room],
+    server: Door,
+    *,
+    settings: Settings,
+    reread: Reread,
+    leash: Leash | None = None,
 ) -> int:
     """Serve until SIGTERM or SIGINT, then drain; return the exit status of the process.
 
-    Rooms are listed in the order in which tensors pass through them. A leash asks as well.
+    Rooms are listed in the order in which tensors pass through them. A leash asks as well. SIGHUP
+    reads the settings again. A stop that a disk holds up ends the process with status 1.
     """
-    asked = StopSignals()
-    started: list[Room] = []
+    life = _Life(rooms, server, settings, reread, leash)
     try:
-        if leash:
-            leash.follow(asked.ask)
-        for room in reversed(rooms):
-            room.start()
-            started.insert(0, room)
-        address = server.start()
-        _log.info("listening on %s", address)
-        _notify("READY=1")
-        if leash:
-            leash.ready(address)
-        asked.wait()
-        _notify("STOPPING=1")
-        server.refuse()
-        left = _drain(rooms, drain_timeout_s)
-        if leash:
-            leash.left(left)
-    finally:
-        server.stop(_GRACE_S)
-        for room in started:
-            room.stop()
-        asked.close()
-    _log.info("stopped")
-    return 0
+        life.start()
+        life.serve()
+    except BaseException:
+        life.end(drains=False)
+        raise
+    return life.end(drains=True)
 
 
 def stop_at_end_of(descriptor: int) -> None:
@@ -99,72 +110,145 @@ def stop_at_end_of(descriptor: int) -> None:
     threading.Thread(target=wait, name="rankdumpd-lifeline", daemon=True).start()
 
 
-class StopSignals:
-    """SIGTERM and SIGINT, waited for on a pipe.
+class _Life:
+    """One process from start to end."""
 
-    An Event would not do: its lock may be held by the very thread that the handler interrupts,
-    and a signal that another thread receives would not wake a thread that waits for a lock.
-    """
+    def __init__(
+        self,
+        rooms: Sequence[Room],
+        server: Door,
+        settings: Settings,
+        reread: Reread,
+        leash: Leash | None,
+    ) -> None:
+        self._rooms, self._server = rooms, server
+        self._settings, self._reread, self._leash = settings, reread, leash
+        self._environ: Mapping[str, str] = os.environ
+        self._notifier = Notifier(os.environ)
+        self._signals = Signals(reloads=True)
+        self._started: list[Room] = []
+        self._failed = False
+        self._fault = ""
 
-    def __init__(self) -> None:
-        self._asked = self._signalled = False
-        self._read_end, self._write_end = os.pipe()
-        os.set_blocking(self._write_end, False)
-        self._earlier_wakeup = signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
-        numbers = (signal.SIGTERM, signal.SIGINT)
-        self._earlier = {number: signal.signal(number, self._on_signal) for number in numbers}
+    def start(self) -> None:
+        """Start everything, the last room first, then let the world in."""
+        if self._leash:
+            self._leash.follow(self._signals.ask, self._given)
+        with self._notifier.busy(_START_S, unless=lambda: self._signals.stopping):
+            for room in reversed(self._rooms):
+                self._started.insert(0, room)
+                room.start()
+            address = self._server.start()
+        _log.info("listening on %s", address)
+        self._notifier.ready(self._brief())
+        if self._leash:
+            self._leash.ready(address)
 
-    def wait(self) -> None:
-        """Return once a signal has asked this process to stop."""
-        while not self._asked:
-            os.read(self._read_end, 64)
+    def serve(self) -> None:
+        """Wait for the wish to stop; meanwhile reload, and say that all is well."""
+        while (wish := self._signals.wait(self._notifier.tick_s)) is not Wish.STOP:
+            if wish is Wish.RELOAD:
+                self._reload()
+            elif not self._ill():
+                self._notifier.alive(self._brief())
 
-    def ask(self) -> None:
-        """Ask as a first signal does, from any thread; a signal beside it is no second one."""
-        self._asked = True
-        with contextlib.suppress(OSError):  # full, or closed: the wait is over then
-            os.write(self._write_end, b"x")
-
-    def close(self) -> None:
-        """Leave signals to whoever had them before."""
-        for number, handler in self._earlier.items():
-            signal.signal(number, handler)
-        signal.set_wakeup_fd(self._earlier_wakeup)
-        write_end, self._write_end = self._write_end, -1
-        os.close(self._read_end)
-        os.close(write_end)
-
-    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        if self._signalled:
-            os.write(sys.stderr.fileno(), b"second signal: stopping at once\n")
-            os._exit(1)
-        self._signalled = self._asked = True
-
-
-def _drain(rooms: Sequence[Room], timeout_s: float) -> int:
-    deadline = time.monotonic() + timeout_s
-    unfinished = 0
-    for room in rooms:
-        left = room.drain(max(0.0, deadline - time.monotonic()))
-        unfinished += left
-        if left:
+    def end(self, *, drains: bool) -> int:
+        """Drain and stop, or only stop; return the exit status. Leave where that does not end."""
+        limit_s = max(room.leave_s for room in self._rooms)
+        limit_s += self._settings.agent.drain_timeout_s if drains else 0.0
+        thread = threading.Thread(
+            target=self._drain_and_stop, args=(drains,), name="rankdumpd-end", daemon=True
+        )
+        with self._notifier.busy(limit_s):
+            thread.start()
+            thread.join(limit_s)
+        hangs = [t.name for t in threading.enumerate() if t is thread or _keeps_process(t)]
+        if hangs:
             _log.error(
-                "%s: %d items unfinished after %g s; what was not acknowledged will be sent again",
-                type(room).__name__,
-                left,
-                timeout_s,
+                "the stop does not end, for a disk or a call hangs (%s): %s; what was not "
+                "acknowledged is sent again",
+                ", ".join(hangs),
+                self._brief() or "nothing is known of what is left",
             )
-    return unfinished
+            os._exit(_EXIT_FAILED)
+        self._signals.close()
+        if drains:
+            _log.info("stopped")
+        return _EXIT_FAILED if self._failed else 0
 
-
-def _notify(state: str) -> None:
-    # Read here and not in the settings: the address belongs to systemd, not to the operator.
-    address = os.environ.get("NOTIFY_SOCKET", "")
-    if not address:
-        return
-    target = "\0" + address[1:] if address.startswith("@") else address
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notifier:
+    def _drain_and_stop(self, drains: bool) -> None:
         try:
-            notifier.sendto(state.encode(), target)
-        except OSError as error:
-            _log.warning("cannot tell %s to %s: %s", state, address, error)
+            if drains:
+                self._notifier.stopping(self._brief())
+                self._server.refuse()
+                left = self._drain()
+                self._notifier.status(f"drained, {left} items are left")
+                if self._leash:
+                    self._leash.left(left)
+        except Exception:
+            self._failed = True
+            _log.exception("the drain failed")
+        try:
+            self._server.stop(_GRACE_S)
+            for room in self._started:
+                room.stop()
+        except Exception:
+            self._failed = True
+            _log.exception("the stop failed")
+
+    def _drain(self) -> int:
+        timeout_s = self._settings.agent.drain_timeout_s
+        deadline = time.monotonic() + timeout_s
+        unfinished = 0
+        for room in self._rooms:
+            left = room.drain(max(0.0, deadline - time.monotonic()))
+            unfinished += left
+            if left:
+                _log.error(
+                    "%s: %d items unfinished after %g s; what was not acknowledged is sent again",
+                    type(room).__name__,
+                    left,
+                    timeout_s,
+                )
+        return unfinished
+
+    def _given(self, environ: Mapping[str, str]) -> None:
+        """Take note of new settings that came on the leash."""
+        self._environ = environ
+        self._signals.ask(Wish.RELOAD)
+
+    def _reload(self) -> None:
+        self._notifier.reloading()
+        try:
+            news = adopt(self._settings, self._reread(self._environ))
+        except ConfigError as error:
+            _log.error("the settings stay as they are: %s", error)
+        else:
+            self._settings = news.settings
+            logging.getLogger().setLevel(news.settings.log.level.upper())
+            for room in self._rooms:
+                room.reload(news.settings)
+            _log.info("settings were read again; changed: %s", ", ".join(news.changed) or "none")
+            if news.waiting:
+                _log.warning("only a new start changes %s", ", ".join(news.waiting))
+        self._notifier.ready(self._brief())
+
+    def _ill(self) -> bool:
+        """Return whether a room has died; a worker ends then, and its front starts another."""
+        faults = [f"{type(r).__name__}: {fault}" for r in self._rooms if (fault := r.fault())]
+        said = "; ".join(faults)
+        if said and said != self._fault:
+            _log.error("%s; only a new process can mend that", said)
+            self._notifier.status(said)
+        self._fault = said
+        if said and self._leash:
+            os._exit(_EXIT_FAILED)
+        return bool(said)
+
+    def _brief(self) -> str:
+        return "; ".join(filter(None, (room.brief() for room in self._rooms)))
+
+
+def _keeps_process(thread: threading.Thread) -> bool:
+    """Return whether the interpreter would wait for a thread of ours at its end."""
+    return not thread.daemon and thread.name.startswith("rankdumpd")

@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import click
@@ -14,15 +14,11 @@ import click
 from rankdump.codec import CODECS
 from rankdump.contract.errors import ConfigError, RankdumpError
 from rankdumpd import lifecycle, machine
-from rankdumpd.agent.service import Agent
-from rankdumpd.coordinator.service import Coordinator
-from rankdumpd.front.service import Front, bring_home_alone
+from rankdumpd.certs.command import certs
 from rankdumpd.ingest.command import take_over
-from rankdumpd.ingest.service import IngestRoom
-from rankdumpd.ingest.source import check_apart
-from rankdumpd.ingest.values import Task
 from rankdumpd.leash import Leash
-from rankdumpd.server import Server
+from rankdumpd.lifecycle import Reread
+from rankdumpd.serving import ingest_task, serve_agent, serve_both, serve_coordinator
 from rankdumpd.settings import AgentSettings, Settings, load
 
 _EXIT_FAILED = 1
@@ -54,8 +50,8 @@ def agent(
     def changed(settings: Settings) -> Settings:
         return dataclasses.replace(settings, agent=_with_workers(settings.agent, workers))
 
-    def serve(settings: Settings) -> int:
-        return _serve_agent(settings, None if as_worker is None else Leash())
+    def serve(settings: Settings, reread: Reread) -> int:
+        return serve_agent(settings, reread, None if as_worker is None else Leash())
 
     who = "" if as_worker is None else f"worker {as_worker} "
     _execute(config, check_config, serve, changed, who=who)
@@ -66,7 +62,7 @@ def agent(
 @_check
 def coordinator(config: Path | None, check_config: bool) -> None:
     """Merge what the agents of a job report."""
-    _execute(config, check_config, _serve_coordinator)
+    _execute(config, check_config, serve_coordinator)
 
 
 @main.command()
@@ -94,10 +90,10 @@ def standalone(
         coordinator = dataclasses.replace(settings.coordinator, state_dir=state)
         return dataclasses.replace(settings, agent=agent, coordinator=coordinator)
 
-    def serve(settings: Settings) -> int:
+    def serve(settings: Settings, reread: Reread) -> int:
         if until_eof:
             lifecycle.stop_at_end_of(sys.stdin.fileno())
-        return _serve_both(settings, ends_with_job=until_eof)
+        return serve_both(settings, reread, ends_with_job=until_eof)
 
     _execute(config, check_config, serve, changed)
 
@@ -123,11 +119,11 @@ def ingest(
 ) -> None:
     """Take over a dump that MindSpore or CANN wrote to DIR by itself."""
 
-    def serve(settings: Settings) -> int:
+    def serve(settings: Settings, _reread: Reread) -> int:
         if until_eof:
             lifecycle.stop_at_end_of(sys.stdin.fileno())
         task = dataclasses.replace(
-            _task(settings.agent, source.absolute(), into.absolute()),
+            ingest_task(settings.agent, source.absolute(), into.absolute()),
             delete=delete_source,
             clear=delete_source,
             codec=codec,
@@ -138,55 +134,11 @@ def ingest(
     _execute(None, False, serve)
 
 
+main.add_command(certs)
+
+
 def _with_workers(settings: AgentSettings, workers: int | None) -> AgentSettings:
     return settings if workers is None else dataclasses.replace(settings, workers=workers)
-
-
-def _agent(settings: Settings) -> Agent | Front:
-    machine.give_way(settings.agent.nice)
-    if settings.agent.workers > 1:
-        return Front(settings, os.environ)
-    bring_home_alone(settings.agent)
-    return Agent(settings.agent)
-
-
-def _task(settings: AgentSettings, source: Path, tree: Path) -> Task:
-    threads = settings.encode_threads or machine.cores()
-    return Task(source, tree, threads=threads, queue_bytes=settings.queue_bytes)
-
-
-def _ingest(settings: AgentSettings) -> tuple[IngestRoom, ...]:
-    """Return the room that follows the configured folder; none where none is."""
-    if not settings.ingest_dir:
-        return ()
-    source, tree = Path(settings.ingest_dir), Path(settings.ingest_into)
-    check_apart(source, tree)
-    task = dataclasses.replace(_task(settings, source, tree), delete=settings.ingest_delete)
-    return (IngestRoom(task),)
-
-
-def _serve_agent(settings: Settings, leash: Leash | None) -> int:
-    # A folder is followed once on a host, by whoever is above the workers.
-    ingest = () if leash else _ingest(settings.agent)
-    agent = _agent(settings)
-    server = Server(settings.agent.listen, (agent,))
-    timeout_s = settings.agent.drain_timeout_s
-    return lifecycle.run((agent, *ingest), server, drain_timeout_s=timeout_s, leash=leash)
-
-
-def _serve_coordinator(settings: Settings) -> int:
-    coordinator = Coordinator(settings.coordinator)
-    server = Server(settings.coordinator.listen, (coordinator,))
-    return lifecycle.run((coordinator,), server, drain_timeout_s=settings.agent.drain_timeout_s)
-
-
-def _serve_both(settings: Settings, *, ends_with_job: bool) -> int:
-    ingest = _ingest(settings.agent)
-    agent = _agent(settings)
-    coordinator = Coordinator(settings.coordinator, ends_with_job=ends_with_job)
-    server = Server(settings.agent.listen, (agent, coordinator))
-    rooms = (agent, *ingest, coordinator)
-    return lifecycle.run(rooms, server, drain_timeout_s=settings.agent.drain_timeout_s)
 
 
 def _unchanged(settings: Settings) -> Settings:
@@ -196,22 +148,25 @@ def _unchanged(settings: Settings) -> Settings:
 def _execute(
     config: Path | None,
     check_only: bool,
-    serve: Callable[[Settings], int],
+    serve: Callable[[Settings, Reread], int],
     change: Callable[[Settings], Settings] = _unchanged,
     *,
     who: str = "",
 ) -> None:
+    def reread(environ: Mapping[str, str]) -> Settings:
+        return change(load(config, environ))
+
     try:
-        settings = change(load(config, os.environ))
+        settings = reread(os.environ)
         if check_only:
             click.echo("\n".join(settings.lines()))
             return
         logging.basicConfig(
             stream=sys.stderr,
-            level=logging.INFO,
+            level=settings.log.level.upper(),
             format=f"%(asctime)s %(levelname)s {who}%(name)s: %(message)s",
         )
-        sys.exit(serve(settings))
+        sys.exit(serve(settings, reread))
     except ConfigError as error:
         click.echo(f"rankdumpd: {who}{error}", err=True)
         sys.exit(_EXIT_USAGE)

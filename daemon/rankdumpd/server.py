@@ -18,12 +18,17 @@ from grpc_reflection.v1alpha import reflection
 
 from rankdump.contract.errors import ConfigError
 from rankdump.wire.channel import is_loopback
+from rankdumpd.gate import Gate
+from rankdumpd.tls import Certificates
 
 MAX_RECEIVE_BYTES = 8 << 20
 # Every open stream holds a thread, of 1,024 agents as well; they are started only when needed.
 MAX_THREADS = 1280
 _SOCKET_MODE = 0o660
 _FOLDER_MODE = 0o750
+_PRIVATE_MODE = 0o700
+# What other threads make in that moment may lack nothing but what others could write.
+_BINDING_UMASK = 0o022
 
 _log = logging.getLogger(__name__)
 
@@ -44,9 +49,18 @@ class Service(Protocol):
 class Server:
     """A gRPC server for some services; `start` binds, `stop` may be called at any time."""
 
-    def __init__(self, address: str, services: Sequence[Service]) -> None:
-        self._address = address
-        self._services = services
+    def __init__(
+        self,
+        address: str,
+        services: Sequence[Service],
+        *,
+        tls: Certificates | None = None,
+        gate: Gate | None = None,
+        group: int = -1,
+    ) -> None:
+        """Serve TCP with certificates, if there are any; give a socket to a group, if not -1."""
+        self._address, self._services = address, services
+        self._tls, self._gate, self._group = tls, gate, group
         self._health = health.HealthServicer()
         self._threads: futures.ThreadPoolExecutor | None = None
         self._server: grpc.Server | None = None
@@ -55,12 +69,13 @@ class Server:
         """Bind and serve; return the address clients dial, with the real port."""
         path = socket_path(self._address)
         if path:
-            _make_way(path)
+            _make_way(path, self._group)
         else:
-            _check_loopback(self._address)
+            _check_protected(self._address, self._tls)
         self._threads = futures.ThreadPoolExecutor(MAX_THREADS, "rankdumpd-rpc")
         server = grpc.server(
             self._threads,
+            interceptors=[self._gate] if self._gate else [],
             options=[
                 ("grpc.max_receive_message_length", MAX_RECEIVE_BYTES),
                 # Without this a second server would share the port unnoticed.
@@ -68,7 +83,12 @@ class Server:
             ],
         )
         names = self._register(server)
-        bound = _bind(server, self._address, path)
+        if path:
+            bound = _bind_socket(server, path, self._group)
+        else:
+            bound = _bind(server, self._address, self._tls)
+        if self._gate:
+            self._gate.start()
         server.start()
         self._server = server
         for name in names:
@@ -85,6 +105,8 @@ class Server:
             self._server.stop(grace_s).wait()
         if self._threads is not None:
             self._threads.shutdown(wait=True)
+        if self._gate:
+            self._gate.stop()
         path = socket_path(self._address)
         if path and self._server is not None:
             with contextlib.suppress(FileNotFoundError):
@@ -113,23 +135,40 @@ def socket_path(address: str) -> Path | None:
     return path
 
 
-def _bind(server: grpc.Server, address: str, path: Path | None) -> str:
+def _bind(server: grpc.Server, address: str, tls: Certificates | None) -> str:
     try:
-        port = server.add_insecure_port(f"unix:{path}" if path else address)
+        if tls:
+            port = server.add_secure_port(address, tls.for_server())
+        else:
+            port = server.add_insecure_port(address)
     except RuntimeError as error:
         raise _taken(address, str(error)) from None
-    if path:
-        path.chmod(_SOCKET_MODE)
-        return f"unix:{path}"
     if port == 0:
         raise _taken(address, "the port cannot be bound")
     return f"{address.rpartition(':')[0]}:{port}"
 
 
-def _make_way(path: Path) -> None:
+def _bind_socket(server: grpc.Server, path: Path, group: int) -> str:
+    # Who may not write to a socket cannot connect: nobody else does before the mode is right.
+    earlier = os.umask(_BINDING_UMASK)
+    try:
+        server.add_insecure_port(f"unix:{path}")
+    except RuntimeError as error:
+        raise _taken(str(path), str(error)) from None
+    finally:
+        os.umask(earlier)
+    _give(path, group, _SOCKET_MODE)
+    return f"unix:{path}"
+
+
+def _make_way(path: Path, group: int) -> None:
     if not path.parent.is_dir():
-        path.parent.mkdir(parents=True)
-        path.parent.chmod(_FOLDER_MODE)
+        path.parent.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(_PRIVATE_MODE)
+        _give(path.parent, group, _FOLDER_MODE)
+    elif path.parent.stat().st_mode & stat.S_IWOTH:
+        allowed = "a socket in a folder that only its owner and group may write to"
+        raise ConfigError("listen", "", str(path), allowed)
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:
@@ -153,9 +192,21 @@ def _taken(address: str, cause: str) -> ConfigError:
     return ConfigError("listen", "", address, f"an address that is free ({cause})")
 
 
-def _check_loopback(address: str) -> None:
+def _give(path: Path, group: int, mode: int) -> None:
+    try:
+        os.chown(path, -1, group)
+    except OSError as error:
+        allowed = f"a group that this process may give {path} to ({error.strerror})"
+        raise ConfigError("settings", "agent.runtime_group", group, allowed) from None
+    path.chmod(mode)
+
+
+def _check_protected(address: str, tls: Certificates | None) -> None:
     port = address.rpartition(":")[2]
-    if not is_loopback(address) or not port.isdecimal() or int(port) > 0xFFFF:
+    if not port.isdecimal() or int(port) > 0xFFFF or not (tls or is_loopback(address)):
         raise ConfigError(
-            "listen", "", address, "unix:/path, or host:port on loopback as long as there is no TLS"
+            "listen",
+            "",
+            address,
+            "unix:/path, host:port on loopback, or any host:port with certificates ([tls])",
         )

@@ -9,7 +9,11 @@ import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
-from rankdump.contract.errors import ConfigError
+from rankdump.contract.errors import ConfigError, DamagedError, ExhaustedError, RankdumpError
+from rankdumpd import faults
+
+_LEAST_BYTES = 128 << 10
+"""What tables and shared memory of a small database take at least."""
 
 
 def connect(
@@ -17,7 +21,8 @@ def connect(
 ) -> sqlite3.Connection:
     """Return a connection that `prepare` has given its tables.
 
-    ConfigError names the setting `key` when the folder cannot hold it.
+    ConfigError names the setting `key` when the folder cannot hold it, ExhaustedError when there
+    is no space now; DamagedError when what is there is no such file.
     """
     try:
         base = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
@@ -27,7 +32,7 @@ def connect(
             unless_ready.pop_all()
             return base
     except sqlite3.Error as error:
-        raise _no_folder(path.parent, key, error) from None
+        raise no_folder(path.parent, key, error) from None
 
 
 def version_of(base: sqlite3.Connection, path: Path, *, newest: int, whose: str) -> int:
@@ -45,7 +50,7 @@ def sole_owner(state_dir: Path, name: str, key: str, whose: str) -> int:
         state_dir.mkdir(parents=True, exist_ok=True, mode=0o750)
         guard = os.open(state_dir / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
     except OSError as error:
-        raise _no_folder(state_dir, key, error) from None
+        raise no_folder(state_dir, key, error) from None
     try:
         fcntl.flock(guard, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -54,5 +59,19 @@ def sole_owner(state_dir: Path, name: str, key: str, whose: str) -> int:
     return guard
 
 
-def _no_folder(state_dir: Path, key: str, error: Exception) -> ConfigError:
+def no_folder(state_dir: Path, key: str, error: Exception) -> RankdumpError:
+    """Return what is said of a folder in which a daemon cannot keep its state."""
+    if faults.damaged(error):
+        return DamagedError(f"{key}: {state_dir} has a damaged database: {error}")
+    if faults.no_space(error) or _is_full(state_dir):
+        return ExhaustedError(f"{key}: {state_dir} has no space: {error}")
     return ConfigError(key, "", str(state_dir), f"a folder ({error})")
+
+
+def _is_full(folder: Path) -> bool:
+    """Return whether there is no room for another page, whatever SQLite calls it."""
+    try:
+        disk = os.statvfs(folder)
+    except OSError:
+        return False
+    return disk.f_bavail * disk.f_frsize < _LEAST_BYTES or (disk.f_files > 0 and not disk.f_favail)

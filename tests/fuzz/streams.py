@@ -5,7 +5,7 @@ from __future__ import annotations
 from fuzz.pieces import chosen, pieces
 from google.protobuf.message import DecodeError
 
-from rankdump.contract.errors import RankdumpError
+from rankdump.contract.errors import RankdumpError, RetryableError
 from rankdump.contract.events import EventColumns
 from rankdump.contract.exchange import IterationEnd, RecordHead, SessionEnd, SessionRequest
 from rankdump.contract.figure_rows import FigureRows
@@ -61,14 +61,25 @@ class _Agent:
         self._assembler = self._connected()
 
     def take(self, raw: bytes, data: memoryview | None = None, lost: str = "") -> None:
-        """Take a frame; one that is at fault ends the stream, and another begins."""
+        """Take a frame. One that cannot be read is given up; another fault ends the stream."""
         try:
-            received = self._assembler.feed(agent_pb2.Frame.FromString(raw), data, lost=lost)
-        except (DecodeError, RankdumpError):
+            frame = agent_pb2.Frame.FromString(raw)
+        except DecodeError:
             self._assembler = self._connected()
             return
+        try:
+            received = self._assembler.feed(frame, data, lost=lost)
+        except RankdumpError as error:
+            received = self._given_up(frame, error)
         if received is not None:
             self._settle(received)
+
+    def _given_up(self, frame: agent_pb2.Frame, error: RankdumpError) -> Received | None:
+        unread = frame.sequence and frame.sequence == self._assembler.last_sequence
+        if unread and not isinstance(error, RetryableError):
+            return self._assembler.settle_unreadable(frame)
+        self._assembler = self._connected()
+        return None
 
     def end(self) -> None:
         """End the stream within whatever it is; then tell of the session."""
@@ -103,19 +114,21 @@ class _Agent:
             outcomes.append(dropped(item.ticket, item.head, "write_error"))
         elif isinstance(item, Outcome):
             outcomes.append(item)
+        elif isinstance(item, Judged):
+            judged.append(item)
         elif isinstance(item.declaration, FigureRows):
             judged.append(Judged(item.ticket, item.declaration, {}, item.raw))
         else:
             declared.append(item)
         self.session.committed(outcomes, judged, declared)
-        while due := self.session.next_due():
+        while due := self.session.due.next(self.session.watermark):
             self._apply(due)
 
     def _apply(self, declared: Declared) -> None:
         assert declaration_again(declared.raw, SESSION).ticket == declared.ticket
         declaration, session = declared.declaration, self.session
         if isinstance(declaration, IterationEnd):
-            session.end_iteration(declaration)
+            session.end_iteration(declared, declaration)
         elif isinstance(declaration, SessionEnd):
             session.say_goodbye(declaration)
         elif isinstance(declaration, EventColumns):

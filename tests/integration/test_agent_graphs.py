@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from rankdump.contract.graph import Graph, GraphNode, GraphParameter, GraphPart,
 from rankdump.contract.plan import Content, Selection
 from rankdump.wire.frames import declaration_frame
 from rankdump.wire.v1 import model_pb2
-from rankdumpd.agent import effects as effects_room
+from rankdumpd.agent.effects import carried
 
 NAMES = ["Default/b-op0", "Default/a-op0"]
 PARAMETER = GraphParameter("w", TensorType("float32", (2,)))
@@ -144,19 +145,20 @@ class TestGraphs:
         assert stream.finish() is grpc.StatusCode.OK
         assert names_of(rank.root) == NAMES
 
+    @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
     def test_graph_that_could_not_be_written_is_drawn_at_the_next_start(
-        self, make_agent, make_rank, frames, monkeypatch
+        self, make_agent, make_rank, frames, monkeypatch, code
     ):
         """It is a finding until then, and costs nothing else."""
 
         def fail(*args) -> None:
-            raise OSError(28, "failing on purpose")
+            raise OSError(code, "failing on purpose")
 
         agent = make_agent()
         rank = make_rank(agent.address)
         rank.open()
         with monkeypatch.context() as patch:
-            patch.setattr(effects_room.metadata, "write_graph", fail)
+            patch.setattr(carried.metadata, "write_graph", fail)
             stream = rank.push().send(
                 declaration_frame(1, part(NAMES, first=True, last=True)),
                 frames.record(2, np.ones(2)),

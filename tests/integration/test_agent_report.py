@@ -18,7 +18,7 @@ from rankdump.contract.plan_json import plan_to_json
 from rankdump.contract.status import IterationStatus, Load, SessionState, SessionStatus
 from rankdump.contract.timeouts import Timeouts
 from rankdump.wire.frames import declaration_frame
-from rankdumpd.agent.ledger import Ledger, log
+from rankdumpd.agent.ledger import Ledger, log, numbers
 from rankdumpd.agent.report import Reporter, stream, texts
 from rankdumpd.agent.report.ports import Times
 from rankdumpd.agent.values import Declared, Ticket
@@ -242,7 +242,7 @@ def test_an_agent_that_starts_again_goes_on_with_its_numbers(agent, coordinator)
     assert agent.reporter.flush(WAIT_S) == 0
     assert coordinator.positions("s") == list(range(200))
     assert len({r.agent_id for r in coordinator.reports}) == 1
-    assert max(r.sequence for r in coordinator.reports) == 4
+    assert max(r.sequence for r in coordinator.reports) == numbers.GAP + 4
 
 
 def test_a_coordinator_that_forgot_hears_of_sessions_again(agent, coordinator):
@@ -416,3 +416,49 @@ def test_items_are_read_some_at_a_time(agent, coordinator, monkeypatch):
     coordinator.start()
     assert agent.reporter.flush(WAIT_S) == 0
     assert coordinator.positions("s") == list(range(5000))
+
+
+def test_numbers_that_a_power_loss_took_are_not_given_again(agent, coordinator, tmp_path):
+    """What is entered afterwards arrives, though the coordinator heard of other items before."""
+    coordinator.start()
+    agent.take(events(0, 10))
+    assert agent.reporter.flush(WAIT_S) == 0
+    agent.close()
+    agent.begin()
+    # What is on the disk for sure: what the process entered when it began, and no commit since.
+    state = tmp_path / "state"
+    safe = {path: path.read_bytes() for path in state.iterdir() if "shm" not in path.name}
+    agent.reporter.start()
+    agent.take(events(10, 10), events(20, 10), events(30, 10))
+    assert agent.reporter.flush(WAIT_S) == 0
+    agent.close()
+    for path, data in safe.items():
+        path.write_bytes(data)
+    agent.sequence = 1
+    agent.begin()
+    # The rank sends again what was not acknowledged, and goes on: more than what was lost.
+    agent.take(events(10, 10), *(events(n, 10) for n in range(40, 90, 10)))
+    agent.reporter.start()
+    assert agent.reporter.flush(WAIT_S) == 0
+    assert set(coordinator.positions("s")) == set(range(90))
+
+
+def test_a_ledger_that_was_put_back_goes_on_behind_what_was_heard(agent, coordinator, tmp_path):
+    """An old copy of the state folder knows less than the coordinator: all of it is told again."""
+    coordinator.start()
+    agent.take(events(0, 10))
+    assert agent.reporter.flush(WAIT_S) == 0
+    agent.close()
+    before = (tmp_path / "state" / "ledger.sqlite").read_bytes()
+    agent.begin()
+    agent.reporter.start()
+    agent.take(events(10, 10), events(20, 10), events(30, 10))
+    assert agent.reporter.flush(WAIT_S) == 0
+    agent.close()
+    (tmp_path / "state" / "ledger.sqlite").write_bytes(before)
+    agent.sequence = 1
+    agent.begin()
+    agent.take(events(10, 10), events(40, 10))
+    agent.reporter.start()
+    assert agent.reporter.flush(WAIT_S) == 0
+    assert set(coordinator.positions("s")) == set(range(50))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import errno
 import itertools
+import os
 import random
 import threading
 from collections import Counter
@@ -13,6 +14,7 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
+from suites.slab_rooms import wait_until
 
 from rankdump import dumpdata
 from rankdump.codec import codec_of
@@ -24,7 +26,8 @@ from rankdump.contract.manifest import Manifest
 from rankdump.contract.npy import array as npy_array
 from rankdump.contract.plan import Content, Delivery
 from rankdump.wire.v1 import agent_pb2
-from rankdumpd.agent.effects import joined
+from rankdumpd.agent import committer
+from rankdumpd.agent.effects import again, joined
 from rankdumpd.agent.files import write_all
 from rankdumpd.agent.ledger import Ledger
 from rankdumpd.agent.sessions import outlet
@@ -319,14 +322,14 @@ class TestJoining:
 
     @pytest.fixture
     def failing(self, monkeypatch):
-        """Lets the disk of every tree be full while the list has something in it."""
-        failing: list[bool] = []
+        """Lets the disk of every tree refuse with the error that is in the list."""
+        failing: list[int] = []
 
         def write(descriptor: int, parts) -> None:
             # Of all files only a bin file begins with its header's length.
             if failing and len(parts) == 1 and bytes(parts[0])[1:8] == bytes(7):
                 write_all(descriptor, [bytes(parts[0])[:3]])
-                raise OSError(errno.ENOSPC, "No space left on device")
+                raise OSError(failing[0], os.strerror(failing[0]))
             write_all(descriptor, parts)
 
         real = outlet.Tree
@@ -339,17 +342,39 @@ class TestJoining:
             stream.send(*sent[first : first + 7])
         return stream
 
-    def test_full_disk(self, make_agent, make_rank, frames, failing, caplog):
+    def test_full_disk(self, make_agent, make_rank, frames, failing, monkeypatch):
+        """Operators and manifest wait until there is room; nothing stands twice then."""
+        monkeypatch.setattr(again, "FIRST_S", 0.01)
+        monkeypatch.setattr(committer, "TICK_S", 0.01)
+        rank = make_rank(make_agent().address, codec="none", output=self.OUTPUT)
+        rank.open()
+        *records, end = nested(frames)
+        stream = rank.push().send(*records)
+        stream.wait_acknowledged(6)
+        failing.append(errno.ENOSPC)
+        stream.send(end).finish()
+        wait_until(lambda: rank.status().findings)
+        (finding,) = rank.status().findings
+        assert finding.startswith("rank 0, iteration 7: operators not joined: No space left")
+        assert len(tensors(rank.root)) == 6
+        failing.clear()
+        wait_until(lambda: not rank.status().findings)
+        found = manifest(rank.root)
+        assert len({each.path for each in found.records}) == len(tensors(rank.root)) < 6
+        sizes = sum(path.stat().st_size for path in tensors(rank.root))
+        assert sizes == rank.status().iterations[0].bytes_stored
+
+    def test_disk_that_refuses(self, make_agent, make_rank, frames, failing, caplog):
         """Tensors stay in files of their own, which the manifest names; it is said once."""
         rank = make_rank(make_agent().address, codec="none", output=self.OUTPUT)
         rank.open()
         *records, end = nested(frames)
         stream = rank.push().send(*records)
         stream.wait_acknowledged(6)
-        failing.append(True)
+        failing.append(errno.EROFS)
         stream.send(end).finish()
         (finding,) = rank.status().findings
-        assert finding == "rank 0, tensors stay in files of their own: No space left on device"
+        assert finding == "rank 0, tensors stay in files of their own: Read-only file system"
         said = [record for record in caplog.records if record.name == joined.__name__]
         assert len(said) == 1
         found = manifest(rank.root).records

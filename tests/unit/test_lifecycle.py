@@ -1,19 +1,29 @@
-"""A daemon hears the wish to stop, whenever it comes and whichever thread it reaches."""
+"""A daemon hears what is wished of it, and ends when it should, whatever its rooms do."""
 
 from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from rankdumpd.lifecycle import StopSignals
+from rankdump.contract.errors import ConfigError
+from rankdumpd import lifecycle
+from rankdumpd.lifecycle import Room
+from rankdumpd.notify import TICK_S, Notifier
+from rankdumpd.settings import AgentSettings, LogSettings, Settings
+from rankdumpd.settings.live import adopt
+from rankdumpd.signals import Signals, Wish
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_before_the_wait_counts(number):
-    asked = StopSignals()
+    asked = Signals()
     try:
         os.kill(os.getpid(), number)
         asked.wait()
@@ -23,7 +33,7 @@ def test_a_signal_before_the_wait_counts(number):
 
 def test_a_signal_to_another_thread_wakes_the_wait():
     """The kernel may give a signal to any thread: the one that waits must learn of it."""
-    asked = StopSignals()
+    asked = Signals()
     ready, done = threading.Event(), threading.Event()
 
     def other() -> None:
@@ -45,7 +55,7 @@ def test_a_signal_to_another_thread_wakes_the_wait():
 @pytest.mark.parametrize("first", ["leash", "signal"])
 def test_a_wish_by_leash_and_by_signal_is_one_wish(first):
     """A service manager may signal a worker whose front has just asked it to drain."""
-    asked = StopSignals()
+    asked = Signals()
     try:
         if first == "leash":
             asked.ask()
@@ -59,5 +69,194 @@ def test_a_wish_by_leash_and_by_signal_is_one_wish(first):
 
 def test_handlers_are_given_back():
     before = signal.getsignal(signal.SIGTERM)
-    StopSignals().close()
+    Signals().close()
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_wishes_come_one_by_one_and_a_stop_goes_first():
+    asked = Signals(reloads=True)
+    try:
+        assert asked.wait(0) is Wish.NOTHING
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert asked.wait() is Wish.RELOAD
+        assert asked.wait(0) is Wish.NOTHING
+        os.kill(os.getpid(), signal.SIGHUP)
+        asked.ask()
+        assert asked.stopping
+        assert asked.wait() is Wish.STOP
+        assert asked.wait() is Wish.STOP
+    finally:
+        asked.close()
+
+
+def test_a_command_without_settings_leaves_a_hangup_alone():
+    before = signal.getsignal(signal.SIGHUP)
+    asked = Signals()
+    assert signal.getsignal(signal.SIGHUP) is before
+    asked.close()
+
+
+class TestSettings:
+    def test_what_may_change_is_taken_over(self):
+        old = Settings()
+        agent = AgentSettings(keep_free_bytes=1, retain_days=2.0, workers=3)
+        news = adopt(old, replace(old, agent=agent, log=LogSettings(level="debug", audit="/a")))
+        assert news.changed == ("agent.keep_free_bytes", "agent.retain_days", "log.level")
+        assert news.waiting == ("agent.workers", "log.audit")
+        assert news.settings.agent == AgentSettings(keep_free_bytes=1, retain_days=2.0)
+        assert news.settings.log == LogSettings(level="debug")
+
+    def test_nothing_changed_is_nothing_said(self):
+        news = adopt(Settings(), Settings())
+        assert (news.settings, news.changed, news.waiting) == (Settings(), (), ())
+
+
+class TestNotifier:
+    def test_without_a_service_manager_nothing_is_said(self):
+        notifier = Notifier({"WATCHDOG_USEC": "2000000"})
+        notifier.ready("x")
+        assert notifier.tick_s == TICK_S
+        with notifier.busy(60):
+            pass
+
+    @pytest.mark.parametrize(
+        ("environ", "tick_s"),
+        [
+            ({"WATCHDOG_USEC": "2000000"}, 1.0),
+            ({"WATCHDOG_USEC": "2000000", "WATCHDOG_PID": str(os.getpid())}, 1.0),
+            ({"WATCHDOG_USEC": "2000000", "WATCHDOG_PID": "1"}, 10.0),
+            ({"WATCHDOG_USEC": "-5"}, 10.0),
+            ({"WATCHDOG_USEC": "600000000"}, 10.0),
+            ({}, 10.0),
+        ],
+    )
+    def test_ticks(self, environ, tick_s):
+        assert Notifier({"NOTIFY_SOCKET": "/nowhere", **environ}).tick_s == tick_s
+
+    def test_a_long_start_asks_for_time_until_it_is_over(self, socket_folder: Path):
+        address = str(socket_folder / "n.sock")
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+            manager.bind(address)
+            notifier = Notifier({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "20000"})
+            with notifier.busy(60):
+                assert manager.recv(99) == b"EXTEND_TIMEOUT_USEC=30000\nWATCHDOG=1"
+                assert manager.recv(99).startswith(b"EXTEND_TIMEOUT_USEC=")
+            with notifier.busy(60, unless=lambda: True):
+                notifier.status("stopping")
+            said = b""
+            while said != b"STATUS=stopping":
+                said = manager.recv(99)
+                assert said == b"STATUS=stopping" or said.startswith(b"EXTEND")
+
+    def test_a_manager_that_is_gone_is_a_line_in_the_log(self, caplog):
+        Notifier({"NOTIFY_SOCKET": "@rankdump nobody"}).ready("here")
+        assert "cannot tell READY=1 to @rankdump nobody" in caplog.text
+
+
+class FakeRoom(Room):
+    """A room that does what a test wants."""
+
+    leave_s = 0.2
+
+    def __init__(
+        self,
+        on_start: Callable[[], None] = lambda: None,
+        on_drain: Callable[[], int] = lambda: 0,
+        ill: str = "",
+    ) -> None:
+        self.on_start, self.on_drain, self.ill = on_start, on_drain, ill
+        self.stopped = 0
+        self.given: list[Settings] = []
+
+    def start(self) -> None:
+        self.on_start()
+
+    def drain(self, timeout_s: float) -> int:
+        return self.on_drain()
+
+    def stop(self) -> None:
+        self.stopped += 1
+
+    def reload(self, settings: Settings) -> None:
+        self.given.append(settings)
+
+    def fault(self) -> str:
+        return self.ill
+
+    def brief(self) -> str:
+        return "7 frames under way"
+
+
+class FakeDoor:
+    def start(self) -> str:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return "here"
+
+    def refuse(self) -> None: ...
+
+    def stop(self, grace_s: float) -> None: ...
+
+
+class Left(BaseException):
+    """The process would be gone."""
+
+
+@pytest.fixture
+def exits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    found: list[int] = []
+
+    def leave(status: int) -> None:
+        found.append(status)
+        raise Left
+
+    monkeypatch.setattr(os, "_exit", leave)
+    return found
+
+
+SETTINGS = Settings(agent=AgentSettings(drain_timeout_s=0.1))
+
+
+def reread(environ: object) -> Settings:
+    raise ConfigError("rankdumpd.toml", "agent.x", "", "known keys")
+
+
+def test_a_drain_that_hangs_is_left_with_its_numbers(exits: list[int], caplog):
+    """Whatever a disk holds up: the process is gone a little after the deadline."""
+    release = threading.Event()
+    rooms = [FakeRoom(on_drain=lambda: int(release.wait(60))), FakeRoom()]
+    with pytest.raises(Left):
+        lifecycle.run(rooms, FakeDoor(), settings=SETTINGS, reread=reread)
+    assert exits == [1]
+    assert "the stop does not end" in caplog.text
+    assert "rankdumpd-end): 7 frames under way; 7 frames" in caplog.text
+    release.set()
+
+
+def test_a_thread_that_would_keep_the_process_is_named(exits: list[int], caplog):
+    release = threading.Event()
+    thread = threading.Thread(target=release.wait, name="rankdumpd-stuck")
+    with pytest.raises(Left):
+        lifecycle.run([FakeRoom(thread.start)], FakeDoor(), settings=SETTINGS, reread=reread)
+    assert exits == [1]
+    assert "rankdumpd-stuck" in caplog.text
+    release.set()
+    thread.join()
+
+
+def test_a_drain_that_fails_is_said_and_everything_is_stopped(exits: list[int], caplog):
+    rooms = [FakeRoom(on_drain=lambda: 1 // 0), FakeRoom()]
+    assert lifecycle.run(rooms, FakeDoor(), settings=SETTINGS, reread=reread) == 1
+    assert [room.stopped for room in rooms] == [1, 1]
+    assert "ZeroDivisionError" in caplog.text
+    assert not exits
+
+
+def test_a_start_that_fails_stops_what_runs(exits: list[int]):
+    def fails() -> None:
+        raise ConfigError("f", "k", "v", "other")
+
+    rooms = [FakeRoom(), FakeRoom(fails), FakeRoom()]
+    with pytest.raises(ConfigError):
+        lifecycle.run(rooms, FakeDoor(), settings=SETTINGS, reread=reread)
+    assert [room.stopped for room in rooms] == [0, 1, 1]
+    assert not exits

@@ -7,11 +7,14 @@ from contextlib import contextmanager
 
 import grpc
 
+from rankdump.cli.options import credentials
 from rankdump.contract.errors import UnavailableError
 from rankdump.contract.findings import Finding
 from rankdump.contract.status import OrderEntry, StatusView
 from rankdump.contract.timeouts import TimeoutHint
 from rankdump.wire import views
+from rankdump.wire.causes import explained
+from rankdump.wire.channel import connect
 from rankdump.wire.errors import error_of
 from rankdump.wire.v1 import agent_pb2, agent_pb2_grpc, coordinator_pb2, coordinator_pb2_grpc
 
@@ -84,13 +87,13 @@ def timeout_hints(
 
 @contextmanager
 def _channel(address: str, who: str) -> Generator[grpc.Channel, None, None]:
-    with grpc.insecure_channel(address, options=_OPTIONS) as channel:
+    own = credentials()
+    with connect(address, own, _OPTIONS) as channel:
         try:
             yield channel
         except grpc.RpcError as failure:
             error = error_of(failure)
             if isinstance(error, UnavailableError):
-                # gRPC wraps the cause in the story of how it tried.
-                cause = str(error).rpartition("error: ")[2]
+                cause = explained(error, address, own)
                 raise UnavailableError(f"no {who} answers at {address}: {cause}") from None
             raise type(error)(f"{who} at {address}: {error}") from None

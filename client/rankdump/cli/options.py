@@ -15,6 +15,7 @@ from rankdump.contract.key import Side
 from rankdump.contract.plan import Iterations
 from rankdump.identity import DEFAULT_AGENT
 from rankdump.reader import Query
+from rankdump.wire.channel import Credentials, credentials_in
 
 DEFAULT_COORDINATOR = "127.0.0.1:7421"
 """Where a coordinator answers unless RANKDUMP_COORDINATOR says otherwise."""
@@ -107,3 +108,8 @@ def agent_address(given: str | None) -> str:
 def coordinator_address(given: str | None) -> str:
     """Return the coordinator's address: the option's, the environment's or the usual one."""
     return given or os.environ.get("RANKDUMP_COORDINATOR") or DEFAULT_COORDINATOR
+
+
+def credentials() -> Credentials:
+    """Return the certificates that the environment names; none are needed on this host."""
+    return credentials_in(os.environ)

@@ -18,6 +18,7 @@ from typing import Any
 import grpc
 
 from rankdump.contract.errors import UnavailableError
+from rankdump.wire.channel import connect
 
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 60.0
@@ -134,7 +135,7 @@ def serving(address: str, *, timeout_s: float = 1.0) -> bool:
 
     Messages as bytes: a job need not have the package that knows them.
     """
-    with grpc.insecure_channel(address) as channel:
+    with connect(address) as channel:
         # Typed by what makes and reads its messages, which are bytes here.
         unary: Any = channel.unary_unary
         check = unary("/grpc.health.v1.Health/Check")

@@ -41,6 +41,7 @@ from rankdump.sketch import Sketch
 from rankdump.stage import Budget, Stage
 from rankdump.trace import Trace
 from rankdump.values import Placing, TensorSource
+from rankdump.wire.channel import Credentials
 
 FIRST_ANSWER_S = 5.0
 """Longest a job waits at its start for an agent that neither answers nor refuses."""
@@ -55,10 +56,10 @@ class Pipeline:
         request: SessionRequest,
         address: str,
         variables: Mapping[str, str] | None = None,
+        credentials: Credentials | None = None,
     ) -> None:
         """`variables` are those of the environment that set a limit to communication."""
-        self._plan = plan
-        self._device = request.device
+        self._plan, self._device = plan, request.device
         self._quiet = plan.selection.trigger == "exception"
         self._in_child = False
         self._course = Course(plan, request.device)
@@ -80,6 +81,7 @@ class Pipeline:
         self._ship = Ship(
             replace(request, wants_slab=wants_slab(plan, address)),
             address,
+            credentials,
             on_taken=self._stage.release,
             on_torn=self._torn,
             on_tick=lambda: self._declaring.events(),
@@ -244,12 +246,7 @@ class Pipeline:
             stalls=self._stalls,
         )
         return trigger_of(
-            self._plan,
-            self._filter,
-            reading,
-            self._outlet,
-            self._course,
-            warn=self._voice.once,
+            self._plan, self._filter, reading, self._outlet, self._course, warn=self._voice.once
         )
 
     def _make_recorder(self) -> Recording:

@@ -43,7 +43,7 @@ class Voice:
         """Log how the connection stands, where that is news."""
         if link is Link.ABSENT:
             self.once(
-                f"no agent at {self._address}: training goes on, up to "
+                f"no agent at {self._address} ({reason}): training goes on, up to "
                 f"{self._buffer_bytes >> 20} MiB of tensors wait for one, the rest is dropped "
                 f"and counted",
                 about="absent",

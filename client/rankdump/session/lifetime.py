@@ -50,7 +50,8 @@ class Session:
         agent: str = DEFAULT_AGENT,
         environ: Mapping[str, str] | None = None,
     ) -> None:
-        """`environ` says how long communication may wait; it is the process's own by default.
+        """`environ` says how long communication may wait, and names certificates; by default the
+        process's own.
 
         ConfigError when a configuration object is given that cannot be used.
         """
@@ -69,7 +70,7 @@ class Session:
         if plan is not None:
             who, text = identity or Identity(), plan_to_json(plan)
             introduced = introduction(who, plan_json=text, config_source=config_source)
-            self._start(plan, introduced, agent, limits_in(environ))
+            self._start(plan, introduced, agent, environ)
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Session:
@@ -224,12 +225,13 @@ class Session:
         self._close(ended=error is None, raised=error is not None)
 
     def _start(
-        self, plan: DumpPlan, request: SessionRequest, agent: str, limits: Mapping[str, str]
+        self, plan: DumpPlan, request: SessionRequest, agent: str, environ: Mapping[str, str]
     ) -> None:
         # Imported here: a session that is off must not load gRPC.
         from rankdump.pipeline import Pipeline
+        from rankdump.wire.channel import credentials_in
 
-        self._pipeline = Pipeline(plan, request, agent, limits)
+        self._pipeline = Pipeline(plan, request, agent, limits_in(environ), credentials_in(environ))
         self._calls = ArrayCalls(self._pipeline.recorder)
         self._pipeline.start()
         atexit.register(self._close_at_exit)

@@ -12,7 +12,13 @@ from collections.abc import Callable, Iterator
 
 import grpc
 
-from rankdump.contract.errors import PermanentError, ProtocolError, RankdumpError
+from rankdump.contract.errors import (
+    ForbiddenError,
+    PermanentError,
+    ProtocolError,
+    RankdumpError,
+    UnavailableError,
+)
 from rankdump.contract.exchange import Declaration, RecordHead, SessionGrant, SessionRequest
 from rankdump.ship import link as times
 from rankdump.ship.depot import Depot
@@ -23,6 +29,8 @@ from rankdump.ship.outgoing import Outgoing
 from rankdump.ship.redirect import redirected
 from rankdump.ship.way import Way
 from rankdump.values import Placing, Staged, TensorSource
+from rankdump.wire.causes import explained
+from rankdump.wire.channel import Credentials, connect
 from rankdump.wire.convert import session_grant_from_wire, session_request_to_wire
 from rankdump.wire.errors import error_of
 from rankdump.wire.v1 import agent_pb2, agent_pb2_grpc
@@ -39,6 +47,7 @@ class Ship:
         self,
         request: SessionRequest,
         address: str,
+        credentials: Credentials | None = None,
         *,
         on_taken: Callable[[Held], None],
         on_torn: Callable[[RecordHead], None],
@@ -53,6 +62,7 @@ class Ship:
         would have the rank say, again and again.
         """
         self._request, self._address, self._on_link = request, address, on_link
+        self._credentials = credentials
         self._on_warning = on_warning
         self._depot = Depot(on_taken=on_taken, on_torn=on_torn)
         self._way = Way(self._depot, address, wanted=request.wants_slab, on_stream=on_stream)
@@ -154,6 +164,7 @@ class Ship:
     def _run(self) -> None:
         wait_s = times.BACKOFF_S[0]
         while not self._finished():
+            taken = self._depot.items.acknowledged
             try:
                 self._connect()
                 wait_s = times.BACKOFF_S[0]
@@ -162,6 +173,11 @@ class Ship:
                 if isinstance(error, PermanentError):
                     self._set_link(Link.REFUSED, str(error))
                     return
+                if isinstance(error, UnavailableError):
+                    error = explained(error, self._address, self._credentials)
+                if self._depot.items.acknowledged > taken:
+                    # It worked: that the stream broke is no reason to wait as long as last time.
+                    wait_s = times.BACKOFF_S[0]
                 known = self.link in (Link.UP, Link.AWAY)
                 self._set_link(Link.AWAY if known else Link.ABSENT, str(error))
             except Exception as error:  # the one place where this thread may not die unheard
@@ -181,7 +197,7 @@ class Ship:
         """Open or resume the session where the agent wants it, then push until the stream ends."""
         request, address = session_request_to_wire(self._request), self._address
         for _ in ("here", "redirected"):
-            with grpc.insecure_channel(address, options=times.CHANNEL_OPTIONS) as channel:
+            with connect(address, self._credentials, times.CHANNEL_OPTIONS) as channel:
                 stub = agent_pb2_grpc.AgentServiceStub(channel)
                 answer = stub.OpenSession(request, timeout=times.OPEN_TIMEOUT_S)
                 grant = session_grant_from_wire(answer)
@@ -207,6 +223,12 @@ class Ship:
                     self._on_warning(warning)
                 if response.draining:
                     self._outgoing.end_stream()
+        except grpc.RpcError as failure:
+            error = error_of(failure)
+            if not isinstance(error, ForbiddenError):
+                raise
+            # An opening of ours that was slow came in behind the one that gave us this token.
+            raise UnavailableError(str(error)) from None
         finally:
             self._outgoing.end_stream()
         self._set_link(Link.AWAY, "the agent ended the stream")

@@ -25,6 +25,8 @@ class Tally:
     bytes_stored: int = 0
     stall_us: int = 0
     positions: tuple[int, int] = (0, 0)
+    ended_to: int = 0
+    """Number of the last declaration of its end that is counted."""
 
     def count(
         self, fate: Fate, reason: str, *, records: int = 1, bytes_in: int, bytes_stored: int
@@ -107,10 +109,12 @@ class Tallies:
         """Add what kept tensors take more room than they did, or less."""
         self._tallies[iteration].bytes_stored += more_bytes
 
-    def end(self, request: SessionRequest, end: IterationEnd) -> IterationStatus:
-        """Complete an iteration; return its balance."""
+    def end(self, request: SessionRequest, end: IterationEnd, sequence: int) -> IterationStatus:
+        """Complete an iteration, or find it complete by this number; return its balance."""
         tally = self._tallies[end.iteration]
-        tally.end(end)
+        if sequence > tally.ended_to:
+            tally.end(end)
+            tally.ended_to = sequence
         return tally.status(request, end.iteration)
 
     def statuses(self, request: SessionRequest) -> list[IterationStatus]:

@@ -6,24 +6,24 @@ import logging
 import queue
 import sqlite3
 import threading
-from collections import defaultdict, deque
-from collections.abc import Iterable, Sequence
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
+from rankdump.contract.errors import UnavailableError
 from rankdumpd.agent.budget import Budget
 from rankdumpd.agent.effects import Effects
 from rankdumpd.agent.ledger import Ledger
 from rankdumpd.agent.registry import Registry
 from rankdumpd.agent.sessions import Session
-from rankdumpd.agent.values import Declared, Judged, Outcome
+from rankdumpd.agent.settle import Done, Settler, Share
 
 MAX_BATCH = 4096
-RETRY_S = 1.0
+TICK_S = 1.0
+"""Between two looks for what is to be tried again, or may be forgotten."""
 FRAME_COST_BYTES = 1024
 """What a frame occupies besides its tensor."""
-
-Done: TypeAlias = "Outcome | Judged | Declared"
 
 _log = logging.getLogger(__name__)
 
@@ -31,15 +31,6 @@ _log = logging.getLogger(__name__)
 def cost_bytes(item_bytes: int) -> int:
     """Return what a frame with that many bytes occupies until it is committed."""
     return item_bytes + FRAME_COST_BYTES
-
-
-@dataclass(slots=True)
-class _Share:
-    """One session's part of a batch."""
-
-    outcomes: list[Outcome] = field(default_factory=list[Outcome])
-    judged: list[Judged] = field(default_factory=list[Judged])
-    declared: list[Declared] = field(default_factory=list[Declared])
 
 
 @dataclass(slots=True)
@@ -54,14 +45,22 @@ class Committer:
     """Takes finished frames from any thread; nothing ends it but `stop`."""
 
     def __init__(
-        self, ledger: Ledger, registry: Registry, effects: Effects, budget: Budget
+        self,
+        ledger: Ledger,
+        registry: Registry,
+        effects: Effects,
+        budget: Budget,
+        *,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._ledger, self._registry, self._effects = ledger, registry, effects
-        self._budget = budget
+        self._budget, self._clock = budget, clock
         self._done: queue.SimpleQueue[tuple[Sequence[Done], int] | None] = queue.SimpleQueue()
         self._unfinished: deque[Session] = deque()
         """Sessions with effects that take their time; each counts as a frame under way."""
         self._stopping = threading.Event()
+        self._settler = Settler(ledger, registry, self._stopping)
+        self._looked_s = clock()
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -73,13 +72,28 @@ class Committer:
         """Hand over frames with what they occupy together; never waits."""
         self._done.put((frames, cost))
 
-    def stop(self) -> None:
-        """Commit what was submitted, give up where the disk refuses, end the thread."""
+    def findings(self) -> list[str]:
+        """Return why nothing is accounted for at present, a sentence; none when all is."""
+        problem = self._settler.problem or self._ledger.problem
+        return [f"the ledger cannot be written, and ranks wait: {problem}"] if problem else []
+
+    def fault(self) -> str:
+        """Say that the thread has died."""
+        alive = self._thread is None or self._thread.is_alive()
+        return "" if alive else "the thread that commits is dead"
+
+    def stop(self, timeout_s: float = 60.0) -> bool:
+        """Commit what was submitted, give up where the disk refuses; return whether the thread has
+        ended by then.
+        """
         self._stopping.set()
         if self._thread:
             self._done.put(None)
-            self._thread.join()
+            self._thread.join(timeout_s)
+            if self._thread.is_alive():
+                return False
             self._thread = None
+        return True
 
     def _run(self) -> None:
         running = True
@@ -91,12 +105,16 @@ class Committer:
             if running and self._unfinished:
                 self._unfinished.rotate(-1)
                 self._apply(self._unfinished[-1])
+            if running and self._clock() - self._looked_s >= TICK_S:
+                self._look()
+                self._looked_s = self._clock()
 
     def _batch(self, *, wait: bool) -> tuple[_Batch, bool]:
         batch = _Batch()
-        if not wait and self._done.empty():
+        try:
+            item = self._done.get(timeout=TICK_S) if wait else self._done.get_nowait()
+        except queue.Empty:
             return batch, True
-        item = self._done.get()
         while item is not None:
             frames, cost = item
             batch.frames += frames
@@ -108,16 +126,26 @@ class Committer:
 
     def _settle(self, batch: _Batch) -> None:
         try:
-            shares = self._shares(batch.frames)
-            if self._commit(shares):
+            for shares in self._settler.entered(batch.frames):
                 for session, share in shares.items():
-                    session.committed(share.outcomes, share.judged, share.declared)
-                    self._apply(session)
+                    self._take_note(session, share)
+        except UnavailableError as error:
+            # This process is about to end; the next one hears of them again.
+            _log.error("%d frames are left: %s", len(batch.frames), error)
         except Exception:
             # A fault in one batch must not silence the acknowledgements of all others.
             _log.exception("a batch of %d frames was not settled", len(batch.frames))
         finally:
             self._budget.give(batch.cost, items=len(batch.frames))
+
+    def _take_note(self, session: Session, share: Share) -> None:
+        try:
+            session.committed(share.outcomes, share.judged, share.declared)
+        except Exception as error:
+            _log.exception("session %s", session.request.session_id)
+            session.unclaim(share.sequences, f"its frames were not counted: {error!r}")
+        else:
+            self._apply(session)
 
     def _apply(self, session: Session) -> None:
         done = True
@@ -134,30 +162,16 @@ class Committer:
             self._unfinished.append(session)
             self._budget.hold()
 
-    def _shares(self, frames: Iterable[Done]) -> dict[Session, _Share]:
-        shares: defaultdict[str, _Share] = defaultdict(_Share)
-        for item in frames:
-            share = shares[item.ticket.session_id]
-            if isinstance(item, Outcome):
-                share.outcomes.append(item)
-            elif isinstance(item, Judged):
-                share.judged.append(item)
-            else:
-                share.declared.append(item)
-        return {self._registry.get(session_id): share for session_id, share in shares.items()}
-
-    def _commit(self, shares: dict[Session, _Share]) -> bool:
-        while True:
-            try:
-                self._ledger.commit(
-                    [outcome for share in shares.values() for outcome in share.outcomes],
-                    [judged for share in shares.values() for judged in share.judged],
-                    [declared for share in shares.values() for declared in share.declared],
-                    {s.request.session_id: s.watermark for s in shares},
-                    synced=any(session.outlet.synced for session in shares),
-                )
-                return True
-            except sqlite3.OperationalError as error:
-                _log.error("the ledger cannot be written, trying again: %s", error)
-                if self._stopping.wait(RETRY_S):
-                    return False
+    def _look(self) -> None:
+        """Try again what failed; let the ledger forget, as long as nothing else is to be done."""
+        sessions = self._registry.all()
+        for session in self._effects.to_try_again(sessions):
+            self._apply(session)
+        try:
+            if self._ledger.problem:
+                self._ledger.probe()
+            self._ledger.left(each.request.session_id for each in sessions if each.over)
+            while self._done.empty() and not self._stopping.is_set() and self._ledger.tidy():
+                pass
+        except (sqlite3.Error, UnavailableError) as error:
+            _log.warning("the ledger is not tidied: %s", error)

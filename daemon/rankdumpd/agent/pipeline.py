@@ -8,8 +8,10 @@ them; two threads at that would do nothing but pass the interpreter to each othe
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
@@ -35,6 +37,7 @@ class Workers:
         self._small: _Queue = queue.SimpleQueue()
         self._served = [*[self._large] * count, self._small]
         self._threads: list[threading.Thread] = []
+        self._deadline_s = math.inf
 
     def start(self) -> None:
         """Begin to work."""
@@ -49,17 +52,27 @@ class Workers:
         """Hand over a batch; never waits."""
         (self._large if len(parcels) == 1 else self._small).put(parcels)
 
-    def stop(self) -> None:
-        """Finish what was submitted and end the threads; may be repeated."""
+    def fault(self) -> str:
+        """Say that a thread has died."""
+        return "" if all(t.is_alive() for t in self._threads) else "a thread that writes is dead"
+
+    def stop(self, timeout_s: float = 60.0) -> bool:
+        """Finish what was submitted, for so long, then leave the rest; return whether the threads
+        have ended. May be repeated.
+        """
+        self._deadline_s = time.monotonic() + timeout_s
         for _, batches in zip(self._threads, self._served, strict=False):
             batches.put(None)
         for thread in self._threads:
-            thread.join()
-        self._threads = []
+            thread.join(max(0.0, self._deadline_s - time.monotonic()))
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        return not self._threads
 
     def _run(self, batches: _Queue) -> None:
         while (parcels := batches.get()) is not None:
-            self._done([self._outcome(parcel) for parcel in parcels])
+            # What is left then was not acknowledged, and is sent to the next process.
+            if time.monotonic() < self._deadline_s:
+                self._done([self._outcome(parcel) for parcel in parcels])
 
     def _outcome(self, parcel: Parcel) -> Outcome:
         try:

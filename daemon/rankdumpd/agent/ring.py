@@ -77,6 +77,10 @@ class Ring:
             self._releases.acknowledge(sequence)
             self._release()
 
+    def abandon(self, reason: str) -> None:
+        """Take nothing more from it: the rank is to send again what is not acknowledged."""
+        self._fault = UnavailableError(f"slab {self.slab.path}: {reason}")
+
     def give_up(self) -> None:
         """Free what is occupied for a record that will never be whole."""
         with self._reading:

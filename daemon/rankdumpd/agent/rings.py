@@ -110,6 +110,11 @@ class Rings:
         self._thread = threading.Thread(target=self._run, name="rankdumpd-rings")
         self._thread.start()
 
+    def fault(self) -> str:
+        """Say that the thread has died."""
+        alive = self._thread is None or self._thread.is_alive()
+        return "" if alive else "the thread that looks after slabs is dead"
+
     def stop(self) -> None:
         """End the thread; may be repeated."""
         self._stopping.set()

@@ -75,6 +75,21 @@ CREATE TABLE IF NOT EXISTS iterations (
     ended_us INTEGER NOT NULL DEFAULT 0,   -- since the epoch; 0 when it is not known
     PRIMARY KEY (session_id, sequence)
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS tallies (
+    session_id TEXT NOT NULL,
+    iteration INTEGER NOT NULL,
+    fate TEXT NOT NULL,
+    reason TEXT NOT NULL,
+    records INTEGER NOT NULL,        -- whose own rows are gone, or that were rows of figures
+    bytes_in INTEGER NOT NULL,
+    bytes_stored INTEGER NOT NULL,
+    PRIMARY KEY (session_id, iteration, fate, reason)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS away (
+    session_id TEXT PRIMARY KEY,     -- that said goodbye, or whose rank is gone
+    since_us INTEGER NOT NULL,
+    folded INTEGER NOT NULL          -- nothing of it is left to be forgotten
+) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS log (
     number INTEGER PRIMARY KEY AUTOINCREMENT,  -- of what the coordinator is told, for ever
     session_id TEXT NOT NULL,

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
+import logging
+import os
+import signal
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import grpc
 
+from rankdump.contract import roots
+from rankdump.contract.errors import DamagedError
 from rankdump.contract.status import Load, StatusView
+from rankdump.wire.channel import Credentials
 from rankdump.wire.v1 import agent_pb2_grpc
 from rankdumpd import machine
+from rankdumpd.activation import was_passed_on
 from rankdumpd.agent import receive
-from rankdumpd.agent.binhead import MOST_SLOTS
 from rankdumpd.agent.budget import Budget
 from rankdumpd.agent.committer import Committer, cost_bytes
 from rankdumpd.agent.dedup import Originals
 from rankdumpd.agent.disk import DiskGauge
 from rankdumpd.agent.effects import Effects
-from rankdumpd.agent.encode import encode, encode_bin, examine
+from rankdumpd.agent.filing import filed
 from rankdumpd.agent.intake import Intake
 from rankdumpd.agent.ledger import Ledger
 from rankdumpd.agent.mailbox import Mailbox
@@ -32,19 +39,30 @@ from rankdumpd.agent.slabs import Slabs
 from rankdumpd.agent.slabs.cap import share_out
 from rankdumpd.agent.slabs.place import folder_for, group_of
 from rankdumpd.agent.stream import OpenStreams, Reader
-from rankdumpd.agent.values import Outcome, Parcel, Policy, dropped
+from rankdumpd.agent.telling import Telling
+from rankdumpd.agent.tries import Tries
+from rankdumpd.agent.values import Outcome, Parcel, Policy
+from rankdumpd.lifecycle import Room
 from rankdumpd.server import socket_path
-from rankdumpd.settings import AgentSettings
+from rankdumpd.settings import AgentSettings, Settings
 
-_JOIN_S = 5.0
+_STOP_S = 3.0
+"""What ends within it ends in order; a thread that a disk holds up is left to it."""
+
+_log = logging.getLogger(__name__)
 
 
-class Agent:
+def _ask_to_stop() -> None:
+    # As an operator would: whatever runs this process ends it in its own order.
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+class Agent(Room):
     """One agent; it owns its ledger from the moment it is made until `stop`."""
 
     service_names: tuple[str, ...] = (SERVICE_NAME,)
 
-    def __init__(self, settings: AgentSettings) -> None:
+    def __init__(self, settings: AgentSettings, credentials: Credentials | None = None) -> None:
         cap = share_out(
             settings.memory_bytes,
             machine_bytes=machine.memory_bytes(),
@@ -52,14 +70,17 @@ class Agent:
             max_record_bytes=settings.max_record_bytes,
         )
         self._policy = Policy(cap.record_bytes, settings.keep_free_bytes)
+        self._listen = settings.listen
         self._disk = DiskGauge()
         self._budget = Budget(settings.queue_bytes)
         self._streams = OpenStreams()
+        self._tries = Tries()
         # First of all: who may not be here says only that.
         self._ledger = Ledger(
             Path(settings.state_dir),
             report_bytes=settings.report_bytes if settings.coordinator else 0,
         )
+        self._ledger.on_damage = _ask_to_stop
         self._slabs = Slabs(
             folder_for(settings.runtime_dir, socket_path(settings.listen)),
             group=group_of(settings.runtime_group),
@@ -68,22 +89,25 @@ class Agent:
         )
         self._originals = Originals()
 
-        self._reporter = self._make_reporter(settings.coordinator)
+        self._reporter = self._make_reporter(settings.coordinator, credentials)
         self._registry = Registry(
             self._ledger,
             max_record_bytes=cap.record_bytes,
             room=lambda live: cap.session_fault(slab_bytes=self._slabs.held_bytes, sessions=live),
             read_declared=receive.declaration_again,
+            max_sessions=settings.max_sessions,
+            roots=roots.folders(settings.roots),
         )
+        self._telling = Telling(self._registry, self._ledger, self._reporter)
         self._effects = Effects(self._ledger, self._reporter)
         self._committer = Committer(self._ledger, self._registry, self._effects, self._budget)
         threads = settings.encode_threads or machine.cores()
-        self._workers = Workers(threads, self._encode_and_write, self._commit)
+        self._workers = Workers(threads, self._file, self._commit)
         self._rings = Rings(
             self._slabs,
             intake=self._intake,
             live_sessions=self._registry.live,
-            changed=self._tell_session,
+            changed=self._telling.tell,
         )
 
     def register(self, server: grpc.Server) -> None:
@@ -93,18 +117,23 @@ class Agent:
             self._streams,
             self._rings,
             reader=self._reader,
-            changed=self._tell_session,
+            changed=self._telling.tell,
             view=self.view,
             settle=self._settle,
+            redirect=self._redirect,
         )
         agent_pb2_grpc.add_AgentServiceServicer_to_server(servicer, server)
 
     def start(self) -> None:
-        """Finish what an earlier process left, then begin to work, last room first."""
+        """Finish what an earlier process left, then begin to work, last room first.
+
+        DamagedError when the ledger is not to be believed.
+        """
         for session in self._registry.recover():
             while not self._effects.apply_due(session):
                 pass
-            self._tell_session(session)
+            self._telling.tell(session)
+        self._check_ledger()
         self._reporter.start()
         self._committer.start()
         self._workers.start()
@@ -113,9 +142,13 @@ class Agent:
         self._rings.start()
 
     def drain(self, timeout_s: float) -> int:
-        """Let ranks finish their streams, then finish the queue; return what is left."""
+        """Let ranks finish their streams, then finish the queue; return what is left.
+
+        DamagedError when the ledger is damaged: nothing can be finished then.
+        """
         deadline = time.monotonic() + timeout_s
         self._registry.refuse()
+        self._check_ledger()
         # Ranks get half of the time, so that what they have sent can be finished.
         self._streams.drain(timeout_s / 2)
         self._streams.end("the agent is stopping")
@@ -128,16 +161,36 @@ class Agent:
 
     def stop(self) -> None:
         """End at once; what was not acknowledged is sent again to the next agent."""
+        deadline = time.monotonic() + _STOP_S
         self._registry.refuse()
         self._budget.close()
         self._streams.end("the agent is stopping")
-        self._streams.join(_JOIN_S)
+        self._streams.join(_STOP_S / 2)
         self._rings.stop()
-        self._workers.stop()
-        self._committer.stop()
-        self._rings.close()
+        written = self._workers.stop(max(0.0, deadline - time.monotonic()))
+        committed = self._committer.stop(max(_STOP_S / 2, deadline - time.monotonic()))
         self._reporter.stop()
-        self._ledger.close()
+        # A commit that goes on holds the ledger, and what stands in slabs is being written.
+        if written and committed:
+            self._rings.close()
+            self._ledger.close()
+        else:
+            _log.error("a disk holds up a thread: ledger and slabs are left as they are")
+
+    def reload(self, settings: Settings) -> None:
+        """Take over limits: those of a stream hold from its next beginning."""
+        keep_free_bytes = settings.agent.keep_free_bytes
+        self._policy = dataclasses.replace(self._policy, keep_free_bytes=keep_free_bytes)
+
+    def fault(self) -> str:
+        """Say which thread is dead without which nothing is written or told."""
+        parts = (self._workers, self._committer, self._rings, self._reporter)
+        return "; ".join(filter(None, (part.fault() for part in parts)))
+
+    def brief(self) -> str:
+        """Say who is here and what is under way."""
+        frames, used_bytes = self._budget.items, self._budget.used_bytes
+        return f"{self._registry.live()} ranks, {frames} frames of {used_bytes:,} bytes under way"
 
     def view(self) -> StatusView:
         """Return everything people may want to know."""
@@ -149,9 +202,14 @@ class Agent:
             roots=tuple(dict.fromkeys(str(session.outlet.tree.root) for session in sessions)),
             findings=(
                 *(sentence for session in sessions for sentence in session.findings()),
+                *self._committer.findings(),
                 *self._reporter.findings(),
             ),
         )
+
+    def _check_ledger(self) -> None:
+        if self._ledger.damage:
+            raise DamagedError(self._ledger.damage)
 
     def _reader(self, session: Session, mailbox: Mailbox) -> Reader:
         return Reader(session, mailbox, intake=self._intake(session), rings=self._rings)
@@ -164,22 +222,17 @@ class Agent:
             committer=self._committer,
             policy=self._policy,
             load=lambda: self._load_of((session,)),
+            tries=self._tries,
         )
 
-    def _encode_and_write(self, parcel: Parcel) -> Outcome:
+    def _file(self, parcel: Parcel) -> Outcome:
         outlet = self._registry.get(parcel.ticket.session_id).outlet
-        record = examine(parcel, outlet.items, exact=outlet.layout.api is not None)
-        if outlet.joiner:
-            if parcel.head.key.slot >= MOST_SLOTS:
-                return dropped(parcel.ticket, parcel.head, "slot_too_high")
-            encoded = encode_bin(parcel, record, outlet.codec, outlet.layout)
-            return outlet.writer.write(encoded)
-        return self._originals.once(
-            record,
-            f"{outlet.codec.name} {outlet.tree.kind}",
-            link=lambda original: outlet.writer.link(record, original),
-            write=lambda: outlet.writer.write(encode(parcel, record, outlet.codec)),
-        )
+        return filed(parcel, outlet, self._originals)
+
+    def _redirect(self, peer: str) -> str:
+        """Return the name of the own socket for who came to the one beside it."""
+        path = socket_path(self._listen) if was_passed_on(peer) else None
+        return path.name if path else ""
 
     def _commit(self, outcomes: Sequence[Outcome]) -> None:
         cost = sum(cost_bytes(outcome.head.byte_count) for outcome in outcomes)
@@ -190,30 +243,15 @@ class Agent:
         left = self._budget.wait_idle(timeout_s)
         return left + self._reporter.flush(max(0.0, deadline - time.monotonic()))
 
-    def _tell_session(self, session: Session) -> None:
-        self._reporter.session(session.status(), str(session.outlet.tree.root))
-        for text in self._reporter.warnings(session.request.job_id):
-            session.warn(text)
-
-    def _make_reporter(self, address: str) -> Reporter:
+    def _make_reporter(self, address: str, credentials: Credentials | None) -> Reporter:
         return Reporter(
             address,
             self._ledger.log,
             load=self._load,
-            warn=self._warn,
-            tell_again=self._tell_again,
+            warn=lambda job_id, text: self._telling.warn(job_id, text),
+            tell_again=lambda: self._telling.tell_again(),
+            credentials=credentials,
         )
-
-    def _tell_again(self) -> None:
-        for session in self._registry.all():
-            self._tell_session(session)
-            self._ledger.log.tell_again(session.request.session_id)
-        self._reporter.wake()
-
-    def _warn(self, job_id: str, text: str) -> None:
-        for session in self._registry.all():
-            if session.request.job_id == job_id:
-                session.warn(text)
 
     def _load(self) -> Load:
         return self._load_of(self._registry.all())

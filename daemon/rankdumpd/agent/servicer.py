@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import grpc
 
 from rankdump.contract.errors import ProtocolError, RankdumpError, RetryableError
+from rankdump.contract.exchange import SessionGrant
 from rankdump.contract.status import StatusView
 from rankdump.wire import convert, views
 from rankdump.wire.errors import code_of
@@ -21,6 +22,8 @@ from rankdumpd.agent.sessions import Session
 from rankdumpd.agent.stream import OpenStreams, Reader
 
 _log = logging.getLogger(__name__)
+
+MAX_DRAIN_S = 3600.0
 
 SERVICE_NAME = agent_pb2.DESCRIPTOR.services_by_name["AgentService"].full_name
 
@@ -38,17 +41,23 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         changed: Callable[[Session], None],
         view: Callable[[], StatusView],
         settle: Callable[[float], int],
+        redirect: Callable[[str], str] = lambda _peer: "",
     ) -> None:
-        """Call `changed` when a session's state may have; `settle` waits for all that arrived."""
+        """Call `changed` when a session's state may have; `settle` waits for all that arrived, and
+        `redirect` says where a peer is sent on to.
+        """
         self._registry, self._streams, self._rings = registry, streams, rings
         self._reader, self._changed = reader, changed
-        self._view, self._settle = view, settle
+        self._view, self._settle, self._redirect = view, settle, redirect
 
     def OpenSession(  # noqa: N802 - the name is the generated base class's
         self, request: agent_pb2.OpenSessionRequest, context: grpc.ServicerContext
     ) -> agent_pb2.OpenSessionResponse:
         """Let a rank in, or say why not."""
         with answered(context):
+            if redirect := self._redirect(context.peer()):
+                sent_on = SessionGrant(b"", 0, 0, redirect=redirect)
+                return convert.session_grant_to_wire(sent_on)
             grant = self._registry.open(convert.session_request_from_wire(request))
             session = self._registry.get(request.session_id)
             slab = self._rings.grant(session)
@@ -93,8 +102,13 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         with answered(context):
             if not request.HasField("drain"):
                 raise ProtocolError("control without an action")
-            left = self._settle(request.drain.timeout_ms / 1000)
+            left = self._settle(drain_s(request.drain))
             return agent_pb2.ControlResponse(drained=left == 0, queued_records=left)
+
+
+def drain_s(drain: agent_pb2.Drain) -> float:
+    """Return how long a drain may take: who waits has a thread that others may need."""
+    return min(drain.timeout_ms / 1000, MAX_DRAIN_S)
 
 
 def _hello(requests: Iterator[agent_pb2.PushRequest]) -> agent_pb2.Hello:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Iterator
 
 import grpc
@@ -114,6 +115,7 @@ class OpenStreams:
                 mailbox.end(reason)
 
     def join(self, timeout_s: float) -> None:
-        """Wait until no thread reads any more."""
+        """Wait until no thread reads any more, or no longer."""
+        deadline_s = time.monotonic() + timeout_s
         for thread in self._threads:
-            thread.join(timeout_s)
+            thread.join(max(0.0, deadline_s - time.monotonic()))

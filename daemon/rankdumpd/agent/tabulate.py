@@ -33,6 +33,12 @@ class Tables:
         self._there: dict[str, Counter[str]] = {}
         """Lines by that path that may be rows which are yet to be added again."""
 
+    def look_back(self) -> None:
+        """Expect from now on that rows are there before they are added."""
+        self.looks_back = True
+        self._open.clear()
+        self._there.clear()
+
     def add(self, rows: Iterable[TableRow]) -> list[str]:
         """Append rows; return a sentence where they stand beside another job's table.
 

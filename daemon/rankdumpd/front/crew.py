@@ -9,9 +9,10 @@ from typing import Protocol, TypeVar
 
 import grpc
 
-from rankdump.contract.errors import RankdumpError
+from rankdump.contract.errors import RankdumpError, UnavailableError
 from rankdump.contract.status import StatusView
 from rankdump.wire import views
+from rankdump.wire.channel import Credentials, Options, connect
 from rankdump.wire.errors import error_of
 from rankdump.wire.v1 import agent_pb2, agent_pb2_grpc
 from rankdumpd.front.merged import merged
@@ -54,12 +55,26 @@ class _Call(Protocol[Answer_co]):
 class Crew:
     """Asks workers; a connection is as short as a call, for a worker may die at any time."""
 
-    def __init__(self, members: Sequence[Member]) -> None:
-        self._members = members
+    def __init__(
+        self,
+        members: Sequence[Member],
+        credentials: Credentials | None = None,
+        *,
+        own_host: Callable[[], str] = lambda: "",
+    ) -> None:
+        """Over TCP with credentials workers show the certificate that the front has: for `own_host`
+        rather than for the address they are reached at.
+        """
+        self._members, self._credentials, self._own_host = members, credentials, own_host
 
     def address(self, index: int) -> str:
         """Return where a worker serves; UnavailableError while it does not."""
         return self._members[index].address
+
+    @property
+    def serving(self) -> int:
+        """How many serve at present."""
+        return sum(map(_serves, self._members))
 
     def view(self) -> StatusView:
         """Return what all of them know, and who did not say."""
@@ -93,6 +108,10 @@ class Crew:
         )
         return sum(1 if isinstance(a, RankdumpError) else a.queued_records for a in answers)
 
+    def _options(self) -> Options:
+        host = self._own_host()
+        return (*_OPTIONS, ("grpc.ssl_target_name_override", host)) if host else _OPTIONS
+
     def _ask(
         self, call: Callable[[agent_pb2_grpc.AgentServiceStub], _Call[Answer]]
     ) -> list[Answer | RankdumpError]:
@@ -101,13 +120,20 @@ class Crew:
             calls: list[_Call[Answer] | RankdumpError] = []
             for member in self._members:
                 try:
-                    channel = grpc.insecure_channel(member.address, options=_OPTIONS)
+                    channel = connect(member.address, self._credentials, self._options())
                 except RankdumpError as error:
                     calls.append(error)
                     continue
                 channels.enter_context(channel)
                 calls.append(call(agent_pb2_grpc.AgentServiceStub(channel)))
             return [_answer(each) for each in calls]
+
+
+def _serves(member: Member) -> bool:
+    try:
+        return bool(member.address)
+    except UnavailableError:
+        return False
 
 
 def _answer(call: _Call[Answer] | RankdumpError) -> Answer | RankdumpError:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rankdump.contract.errors import ConfigError
+from rankdumpd import faults, statefile
 from rankdumpd.agent.ledger.connection import connect, sole_owner
 from rankdumpd.front.sharding import worker_of
 
@@ -72,7 +73,8 @@ def bring_home(agent: Home, workers: int, *, group: int, patience_s: float) -> N
     when it has none.
 
     The caller owns the agent's own state folder. ConfigError when a session cannot be moved, or
-    when a worker still runs after that time.
+    when a worker still runs after that time; what `statefile.connect` raises where a ledger is
+    damaged or its disk full.
     """
     homes = [agent] if workers == 1 else [agent.worker(index) for index in range(workers)]
     places = [*homes, *(home for home in (agent, *agent.workers()) if home not in homes)]
@@ -89,6 +91,8 @@ def bring_home(agent: Home, workers: int, *, group: int, patience_s: float) -> N
             for place in places:
                 _move_slabs(place, home_of, group)
         except (OSError, sqlite3.Error) as error:
+            if faults.damaged(error) or faults.no_space(error):
+                raise statefile.no_folder(agent.state_dir, "agent.state_dir", error) from None
             allowed = f"a folder whose sessions can be moved to their workers ({error})"
             raise ConfigError("agent.state_dir", "", str(agent.state_dir), allowed) from None
 

@@ -14,6 +14,7 @@ import grpc
 
 from rankdump.contract.errors import UnavailableError
 from rankdump.contract.exchange import SessionRequest
+from rankdump.wire.channel import Credentials
 from rankdump.wire.v1 import agent_pb2_grpc
 from rankdumpd import machine
 from rankdumpd.agent.ledger.connection import sole_owner
@@ -26,8 +27,10 @@ from rankdumpd.front.homes import Home, bring_home, make_folder
 from rankdumpd.front.servicer import FrontServicer
 from rankdumpd.front.sharding import worker_of
 from rankdumpd.front.worker import Worker
+from rankdumpd.lifecycle import Room
 from rankdumpd.server import socket_path
 from rankdumpd.settings import AgentSettings, Settings, environment, without_settings
+from rankdumpd.tls import Certificates
 
 _log = logging.getLogger(__name__)
 
@@ -37,9 +40,11 @@ _NOT_INHERITED = "NOTIFY_SOCKET"
 _LEAVE_S = 8.0
 
 
-class Front:
+class Front(Room):
     """An agent of several workers; it owns the state folder from when it is made until `stop`."""
 
+    # What its workers have, and as long again for one that hangs.
+    leave_s = 2 * Room.leave_s
     service_names: tuple[str, ...] = (SERVICE_NAME,)
 
     def __init__(self, every: Settings, environ: Mapping[str, str]) -> None:
@@ -51,17 +56,20 @@ class Front:
         self._group = group_of(settings.runtime_group)
         self._home = home_of(settings)
         self._guard = sole_owner(self._home.state_dir)
-        cap = share_out(
+        self._memory_bytes = share_out(
             settings.memory_bytes,
             machine_bytes=machine.memory_bytes(),
             queue_bytes=settings.queue_bytes,
             max_record_bytes=settings.max_record_bytes,
+        ).total_bytes
+        self._workers = [self._worker(index, environ) for index in range(settings.workers)]
+        tls = every.tls
+        shown = Certificates(tls) if tls.on and self._home.runtime_dir is None else None
+        self._crew = Crew(
+            self._workers,
+            Credentials(tls.ca, tls.certificate, tls.key),
+            own_host=lambda: shown.material().hosts[0] if shown else "",
         )
-        self._workers = [
-            self._worker(index, memory_bytes=cap.total_bytes, environ=environ)
-            for index in range(settings.workers)
-        ]
-        self._crew = Crew(self._workers)
         self._draining = False
 
     def register(self, server: grpc.Server) -> None:
@@ -106,20 +114,40 @@ class Front:
             os.close(self._guard)
             self._guard = -1
 
-    def _worker(self, index: int, *, memory_bytes: int, environ: Mapping[str, str]) -> Worker:
+    def reload(self, settings: Settings) -> None:
+        """Give each worker its part of new settings."""
+        self._every, self._settings = settings, settings.agent
+        for worker in self._workers:
+            worker.give_settings(self._settings_of(worker.index))
+
+    def fault(self) -> str:
+        """Say which worker nobody would start again; what ails a worker is for itself to end."""
+        return "; ".join(filter(None, (worker.fault() for worker in self._workers)))
+
+    def brief(self) -> str:
+        """Say how many workers serve."""
+        return f"{self._crew.serving} of {len(self._workers)} workers serve"
+
+    def _worker(self, index: int, environ: Mapping[str, str]) -> Worker:
+        inherited = without_settings(environ)
+        inherited.pop(_NOT_INHERITED, None)
+        return Worker(
+            index,
+            folder=self._home.worker(index).state_dir,
+            environ=inherited | self._settings_of(index),
+        )
+
+    def _settings_of(self, index: int) -> dict[str, str]:
         home = self._home.worker(index)
         share = shares.share_of(
             self._settings,
             index,
             state_dir=str(home.state_dir),
             runtime_dir=str(home.runtime_dir or ""),
-            memory_bytes=memory_bytes,
+            memory_bytes=self._memory_bytes,
             cores=machine.cores(),
         )
-        inherited = without_settings(environ)
-        inherited.pop(_NOT_INHERITED, None)
-        own = environment(dataclasses.replace(self._every, agent=share))
-        return Worker(index, folder=home.state_dir, environ=inherited | own)
+        return environment(dataclasses.replace(self._every, agent=share))
 
     def _make_runtime_folders(self) -> None:
         for worker in self._workers:

@@ -84,6 +84,18 @@ class Worker:
             if self._process:
                 leash.ask_to_drain(self._process)
 
+    def give_settings(self, environ: Mapping[str, str]) -> None:
+        """Let it, and all that come after it, have other settings."""
+        with self._changed:
+            self._environ |= environ
+            if self._process:
+                leash.give_settings(self._process, environ)
+
+    def fault(self) -> str:
+        """Say that nobody looks after it any more."""
+        dead = self._thread is not None and not self._thread.is_alive() and not self._stopping
+        return f"nobody looks after worker {self.index}" if dead else ""
+
     def wait_over(self, timeout_s: float) -> int:
         """Wait until it has drained and left; return what it left, at least one without a word."""
         with self._changed:

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from rankdump.contract.errors import RankdumpError
 from rankdumpd.ingest.run import Run
 from rankdumpd.ingest.values import Counts, Task
-from rankdumpd.lifecycle import StopSignals
+from rankdumpd.signals import Signals
 
 _TELL_S = 0.2
 _DONE, _WRONG = 0, 1
@@ -25,7 +25,7 @@ def take_over(task: Task, *, follow: bool, until_idle_s: float | None, progress:
     With `progress`, what happens is told on standard output, a JSON object a line: `counts` while
     it goes on, `left` for a file that is left, `done` at the end.
     """
-    asked = StopSignals()
+    asked = Signals()
     try:
         say = _say_left if progress else _warn
         run = Run(task, say=say, follow=follow, until_idle_s=until_idle_s)
@@ -35,7 +35,7 @@ def take_over(task: Task, *, follow: bool, until_idle_s: float | None, progress:
     return _last_words(run.counts, whole=whole, progress=progress)
 
 
-def _run_until(asked: StopSignals, run: Run, *, progress: bool) -> bool:
+def _run_until(asked: Signals, run: Run, *, progress: bool) -> bool:
     """Run it on a thread, for this one hears the signals; return whether it came to its end."""
     ended = threading.Event()
     whole: list[bool] = []

@@ -11,6 +11,7 @@ import threading
 from rankdump.contract.errors import RankdumpError
 from rankdumpd.ingest.run import Run
 from rankdumpd.ingest.values import Counts, Task
+from rankdumpd.lifecycle import Room
 
 RETRY_S = 10.0
 """How long after a failure it is begun again: the folder may come with the first job."""
@@ -21,8 +22,10 @@ _STOP_S = 10.0
 _log = logging.getLogger(__name__)
 
 
-class IngestRoom:
+class IngestRoom(Room):
     """Follows one folder from `start` to `drain`."""
+
+    leave_s = Room.leave_s + _STOP_S
 
     def __init__(self, task: Task, *, retry_s: float = RETRY_S, tell_s: float = TELL_S) -> None:
         self._task, self._retry_s, self._tell_s = task, retry_s, tell_s
@@ -49,6 +52,12 @@ class IngestRoom:
         """Finish the files that were begun, and no others; may be repeated."""
         self._ask(at_once=True)
         self._join(_STOP_S)
+
+    def fault(self) -> str:
+        """Say that nobody follows any more."""
+        following = self._threads[0]
+        dead = following.ident is not None and not following.is_alive()
+        return f"nobody follows {self._task.source}" if dead else ""
 
     def _ask(self, *, at_once: bool) -> None:
         self._asked.set()

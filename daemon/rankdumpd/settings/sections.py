@@ -36,7 +36,7 @@ class AgentSettings:
     """The agent of one host."""
 
     listen: str = "unix:/run/rankdump/agent.sock"
-    """Where ranks and people reach it: `unix:/path`, or `host:port` on loopback."""
+    """Where ranks and people reach it: `unix:/path`, or `host:port`: other hosts need [tls]."""
     coordinator: str = ""
     """Where the coordinator of the job listens; empty when there is none."""
     state_dir: str = "/var/lib/rankdump"
@@ -122,7 +122,7 @@ class CoordinatorSettings:
     """The coordinator of a job."""
 
     listen: str = "127.0.0.1:7421"
-    """Where agents and people reach it: `unix:/path`, or `host:port` on loopback."""
+    """Where agents and people reach it: `unix:/path`, or `host:port`: other hosts need [tls]."""
     state_dir: str = "/var/lib/rankdump"
     """Folder of what survives it; absolute, and it may be the agent's."""
     roots: str = ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import stat
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rankdump.contract.errors import ConfigError
+from rankdumpd import server as server_module
 from rankdumpd.server import Server, socket_path
 
 
@@ -44,6 +46,58 @@ def test_socket_and_its_folder_are_for_owner_and_group(socket_folder: Path):
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o750
     server.stop(0)
     assert not path.exists()
+
+
+def test_nobody_else_can_connect_before_the_modes_are_right(
+    socket_folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Law: whatever the umask, others cannot write to a socket for a moment; nor to its folder."""
+    seen: list[int] = []
+    give = server_module.os.chown
+
+    def chown(path: Path, owner: int, group: int) -> None:
+        seen.append(stat.S_IMODE(path.stat().st_mode))
+        give(path, owner, group)
+
+    monkeypatch.setattr(server_module.os, "chown", chown)
+    earlier = os.umask(0)
+    try:
+        server = Server(f"unix:{socket_folder}/made/a.sock", ())
+        server.start()
+        server.stop(0)
+    finally:
+        assert os.umask(earlier) == 0
+    assert seen == [0o700, 0o755]
+
+
+def test_a_socket_and_its_folder_are_given_to_a_group(
+    socket_folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The group of the settings has both; one that this process may not give to is named."""
+    path, group = socket_folder / "made" / "a.sock", [os.getgid(), *os.getgroups()][-1]
+    server = Server(f"unix:{path}", (), group=group)
+    server.start()
+    assert (path.stat().st_gid, path.parent.stat().st_gid) == (group, group)
+    server.stop(0)
+
+    def fail(_path: Path, _owner: int, _group: int) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(server_module.os, "chown", fail)
+    with pytest.raises(ConfigError, match=r"agent\.runtime_group"):
+        server.start()
+    server.stop(0)
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o702])
+def test_a_folder_that_others_may_write_to_is_refused(socket_folder: Path, mode: int):
+    """There somebody else could listen in our place."""
+    folder = socket_folder / "open"
+    folder.mkdir()
+    folder.chmod(mode)
+    with pytest.raises(ConfigError, match="only its owner and group may write to"):
+        Server(f"unix:{folder}/a.sock", ()).start()
+    assert list(folder.iterdir()) == []
 
 
 def test_stale_socket_is_replaced_a_live_one_is_not(socket_folder: Path):

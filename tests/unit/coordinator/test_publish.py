@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from suites.merged import merged
 
-from rankdump.contract.errors import DamagedError
+from rankdump.contract.errors import DamagedError, ExhaustedError
 from rankdump.contract.events import Event, EventKind, ProcessGroup
 from rankdump.contract.findings import Finding, FindingKind
 from rankdump.contract.order import (
@@ -227,12 +227,10 @@ def test_an_iteration_that_does_not_fit_leaves_the_files_as_they_were(
 
     monkeypatch.setattr(files, "write_all", full)
     large = order(2, operators=9)
-    new, problem = Publisher().append(large, job_id="j", root=str(tmp_path), book=book)
+    with pytest.raises(ExhaustedError, match="No space left"):
+        Publisher().append(large, job_id="j", root=str(tmp_path), book=book)
     monkeypatch.undo()
     assert len(calls) == full_at
-    assert new is None
-    assert "iteration 2: 10 entries" in problem
-    assert "No space left" in problem
     assert contents(tmp_path) == before
     assert len(list(published(appended(tmp_path, 3, book=book)))) == 4
 
@@ -254,9 +252,8 @@ def test_a_table_or_trace_that_does_not_fit_takes_the_iteration_back(
     book = appended(tmp_path, 1)
     before = contents(tmp_path)
     monkeypatch.setattr(f"rankdumpd.coordinator.publish.{what}", broken)
-    new, problem = Publisher().append(order(2), job_id="j", root=str(tmp_path), book=book)
-    assert new is None
-    assert "No space left" in problem
+    with pytest.raises(ExhaustedError, match="No space left"):
+        Publisher().append(order(2), job_id="j", root=str(tmp_path), book=book)
     assert contents(tmp_path) == before
 
 
@@ -325,6 +322,21 @@ def test_without_a_tree_the_answer_says_so() -> None:
     """No root is a reason, not a crash."""
     _, problem = Publisher().append(order(1), job_id="j", root="", book=None)
     assert "no report has named the tree of job 'j'" in problem
+
+
+def test_nothing_is_written_outside_of_the_folders_that_are_set(tmp_path) -> None:
+    """A link inside them that leads out does not help; the reason names the tree and them."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "link").symlink_to(tmp_path)
+    roots, root = (str(tmp_path / "in"),), str(tmp_path / "in" / "link" / "dump")
+    _, refused = Publisher(roots=roots).append(order(1), job_id="j", root=root, book=None)
+    _, unnoted = note([finding(1)], job_id="j", root=root, book=None, roots=roots)
+    for problem in (refused, unnoted):
+        assert f"tree {root!r}, which is '{tmp_path}/dump', is outside of {roots[0]}" in problem
+    assert not (tmp_path / "dump").exists()
+    inside = str(tmp_path / "in" / "dump")
+    book, _ = Publisher(roots=roots).append(order(1), job_id="j", root=inside, book=None)
+    assert book is not None
 
 
 def test_a_damaged_line_is_an_error_of_the_reader(tmp_path) -> None:

@@ -130,7 +130,7 @@ def test_a_state_has_one_owner_and_a_version(state, tmp_path) -> None:
     with pytest.raises(ConfigError, match=r"coordinator\.state_dir"):
         State(Path(tmp_path / "file" / "folder"))
     (tmp_path / "coordinator.sqlite").write_bytes(b"no database" * 1000)
-    with pytest.raises(ConfigError, match=r"coordinator\.state_dir"):
+    with pytest.raises(DamagedError, match=r"coordinator\.state_dir"):
         State(tmp_path)
 
 

@@ -1,28 +1,37 @@
-"""What committed frames bring about: rows of tables at once, declarations in their order."""
+"""What committed frames bring about: rows of tables at once, declarations in their order.
+
+What fails for a passing reason makes its session wait, and is tried again from the ledger.
+"""
 
 from __future__ import annotations
 
 import logging
 import sqlite3
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 
+from rankdump.contract.errors import ExhaustedError
 from rankdump.contract.events import EventColumns
-from rankdump.contract.exchange import CallStacks, IterationEnd, KernelArguments, SessionEnd
-from rankdump.contract.graph import Graph, GraphPart
-from rankdump.contract.layout.place import NAME_MAX_BYTES
-from rankdump.contract.manifest import Manifest
-from rankdump.contract.plan import UNNAMED
+from rankdump.contract.exchange import IterationEnd, SessionEnd
 from rankdump.contract.status import IterationStatus
-from rankdump.contract.timeouts import Timeouts
-from rankdumpd.agent import metadata
-from rankdumpd.agent.draw import drawings
+from rankdumpd.agent.draw.parts import GraphParts
+from rankdumpd.agent.effects.again import Again
+from rankdumpd.agent.effects.carried import carry_out
+from rankdumpd.agent.effects.failing import failed
 from rankdumpd.agent.effects.joined import Joining
-from rankdumpd.agent.effects.kept import manifest_records, rows_of_tables
+from rankdumpd.agent.effects.kept import rows_of_tables
+from rankdumpd.agent.effects.manifest import describe
 from rankdumpd.agent.ledger import Ledger
+from rankdumpd.agent.program import ProgramOrder
+from rankdumpd.agent.receive import declaration_again
 from rankdumpd.agent.report import Reporter
 from rankdumpd.agent.sessions import Session
+from rankdumpd.agent.sessions.introduced import introduce
 from rankdumpd.agent.tabulate import Tables
 from rankdumpd.agent.values import Declared, Ticket
+
+READ_AT_ONCE = 64
+"""Declarations that are read again at once: of a session that waited long there are many."""
 
 _log = logging.getLogger(__name__)
 
@@ -30,9 +39,13 @@ _log = logging.getLogger(__name__)
 class Effects:
     """Applies due declarations, in order; called from one thread at a time."""
 
-    def __init__(self, ledger: Ledger, reporter: Reporter) -> None:
+    def __init__(
+        self, ledger: Ledger, reporter: Reporter, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._ledger = ledger
         self._reporter = reporter
+        self._clock = clock
+        self._again = Again()
         self._joining: dict[str, Joining] = {}
         """By session: the iteration whose operators are being joined."""
 
@@ -41,19 +54,98 @@ class Effects:
 
         Joining operators may take long: a little of it is done at a time, and others go on.
         """
-        self._tabulate(session)
-        done = self._apply_some(session)
+        done = session.due.waits or self._go_on(session)
+        if session.due.waits:
+            self._tell_ends(session)
         self._reporter.wake()
         session.acknowledge()
         return done
 
+    def to_try_again(self, sessions: Iterable[Session]) -> list[Session]:
+        """Return those of all sessions for which `apply_due` is due although nothing came."""
+        due = set(self._again.due(now_s=self._clock()))
+        found: list[Session] = []
+        for session in sessions:
+            if session.due.waits and session.request.session_id in due:
+                session.due.resume()
+                found.append(session)
+            elif not session.introduced and not session.due.waits:
+                found.append(session)
+        return found
+
+    def _go_on(self, session: Session) -> bool:
+        try:
+            self._introduce(session)
+            self._tabulate(session)
+            done = self._apply_some(session)
+        except ExhaustedError as error:
+            self._wait(session, str(error))
+            return True
+        if done and session.due.all_here:
+            session.due.complaint = ""
+            if self._again.over(session.request.session_id):
+                _log.warning("rank %d: what waited is in the tree", session.request.rank)
+        return done
+
+    def _wait(self, session: Session, why: str) -> None:
+        session_id = session.request.session_id
+        self._again.later(session_id, now_s=self._clock())
+        self._joining.pop(session_id, None)
+        session.program = ProgramOrder(session.program.written)
+        session.graphs = GraphParts()
+        if session.outlet.tables is not None:
+            session.outlet.tables.look_back()
+        if why != session.due.complaint:
+            _log.error(why)
+        session.due.complaint = why
+
+    def _tell_ends(self, session: Session) -> None:
+        """Count and report iterations whose manifests have to wait, and take a goodbye."""
+        while (declared := session.due.next(session.watermark)) is not None:
+            declaration = declared.declaration
+            if isinstance(declaration, IterationEnd):
+                status = session.end_iteration(declared, declaration)
+                self._report_end(session, declared.ticket, status)
+            elif isinstance(declaration, SessionEnd):
+                session.say_goodbye(declaration)
+                self._reporter.session(session.status(), str(session.outlet.tree.root))
+
+    def _introduce(self, session: Session) -> None:
+        if session.introduced:
+            return
+        try:
+            introduce(session, session.request)
+        except OSError as error:
+            failed(session, "its metadata is not written", error)
+        session.introduced = True
+
     def _apply_some(self, session: Session) -> bool:
         while self._join_some(session):
-            declared = session.next_due()
+            declared = self._next_due(session)
             if declared is None:
                 return True
             self._apply(session, declared)
         return False
+
+    def _next_due(self, session: Session) -> Declared | None:
+        while True:
+            declared, after = session.due.next(session.watermark), session.due.read_to
+            if declared is not None or after is None:
+                return declared
+            try:
+                self._read_on(session, after)
+            except sqlite3.Error as error:
+                failed(session, "what is due is not read", error)
+                return None
+
+    def _read_on(self, session: Session, after: int) -> None:
+        session_id, watermark = session.request.session_id, session.watermark
+        found = self._ledger.unapplied(session_id, after, up_to=watermark, most=READ_AT_ONCE)
+        all_there = len(found) < READ_AT_ONCE
+        if all_there:
+            found += self._ledger.unapplied(session_id, watermark)
+        again = [declaration_again(raw, session_id) for raw in found]
+        session.due.refill(again, all_there=all_there)
 
     def _join_some(self, session: Session) -> bool:
         """Return whether no operators are left to be joined; their iteration ends then."""
@@ -62,8 +154,9 @@ class Effects:
             return True
         try:
             joined = joining.go_on()
-        except sqlite3.Error as error:
-            self._failed(session, f"iteration {joining.end.iteration}: operators not joined", error)
+        except (OSError, sqlite3.Error) as error:
+            what = f"iteration {joining.end.iteration}: operators not joined"
+            failed(session, what, error, joining.declared)
             self._end_iteration(session, joining.declared, joining.end, joined=False)
             return True
         if joined:
@@ -76,24 +169,16 @@ class Effects:
         declaration = declared.declaration
         if isinstance(declaration, EventColumns):
             session.program.take(declaration)
-        elif isinstance(declaration, Timeouts):
-            self._ledger.timeouts_kept(declared.ticket)
-        elif isinstance(declaration, GraphPart):
-            graph = session.graphs.take(declared.ticket, declaration)
-            if graph:
-                self._draw(session, graph)
-        elif isinstance(declaration, KernelArguments):
-            self._keep_arguments(session, declared.ticket, declaration)
-        elif isinstance(declaration, CallStacks):
-            self._keep_stacks(session, declared, declaration)
         elif isinstance(declaration, IterationEnd):
             joining = Joining(self._ledger, session, declared, declaration)
             self._joining[session.request.session_id] = joining
         elif isinstance(declaration, SessionEnd):
-            self._end_session(session, declared.ticket, declaration)
+            self._end_session(session, declared, declaration)
+        else:
+            carry_out(self._ledger, session, declared)
 
     def _tabulate(self, session: Session) -> None:
-        """Write the rows of all that is committed without a gap; what fails is tried again."""
+        """Write the rows of all that is committed without a gap."""
         tables = session.outlet.tables
         if tables is None:
             return
@@ -101,7 +186,7 @@ class Effects:
             while session.tabulated_to < session.watermark:
                 self._tabulate_some(session, tables, session.watermark)
         except (OSError, sqlite3.Error) as error:
-            self._failed(session, "tables of figures: rows have to wait", error)
+            failed(session, "tables of figures: rows have to wait", error)
 
     def _tabulate_some(self, session: Session, tables: Tables, up_to: int) -> None:
         session_id = session.request.session_id
@@ -112,115 +197,42 @@ class Effects:
             session.trouble(sentence)
         session.tabulated_to = reached
 
-    def _draw(self, session: Session, graph: Graph) -> None:
-        tree, rank = session.outlet.tree, session.request.rank
-        try:
-            metadata.write_graph(tree, rank, drawings(graph, session.outlet.stand.profile))
-            if graph.compiled:
-                names = [node.name for node in graph.nodes]
-                metadata.write_program_order(tree, rank, {graph.number: names})
-                session.program.given(graph.number)
-            self._carried_out(session, session.graphs.settled(graph.number))
-        except (OSError, sqlite3.Error) as error:
-            self._failed(session, f"graph {graph.number}: not written", error)
-
-    def _keep_arguments(self, session: Session, ticket: Ticket, arguments: KernelArguments) -> None:
-        rank, outlet = session.request.rank, session.outlet
-
-        def folder_of(graph: int) -> str:
-            return outlet.layout.folder_of(
-                outlet.stand,
-                rank=rank,
-                net_name=session.plan.output.net_name or UNNAMED,
-                graph=graph,
-                iteration=arguments.iteration,
-                constant=False,
-            )
-
-        try:
-            unnameable = metadata.write_arguments(
-                outlet.tree, arguments, folder_of=folder_of, mark=_mark(ticket)
-            )
-            self._carried_out(session, [ticket])
-        except (OSError, sqlite3.Error) as error:
-            self._failed(session, f"iteration {arguments.iteration}: arguments not written", error)
-            return
-        for name in unnameable:
-            session.trouble(
-                f"rank {rank}: no file holds the arguments of {name!r}: "
-                f"its name would be over {NAME_MAX_BYTES} bytes"
-            )
-
-    def _keep_stacks(self, session: Session, declared: Declared, stacks: CallStacks) -> None:
-        file = session.outlet.stacks
-        try:
-            if file is not None:
-                file.add(stacks, again=session.replayed(declared))
-            self._carried_out(session, [declared.ticket])
-        except (OSError, sqlite3.Error) as error:
-            self._failed(session, f"iteration {stacks.iteration}: stacks not written", error)
-
     def _end_iteration(
         self, session: Session, declared: Declared, end: IterationEnd, *, joined: bool = True
     ) -> None:
         ticket = declared.ticket
-        status = session.end_iteration(end)
+        status = session.end_iteration(declared, end)
         try:
             # A manifest says that everything is there: without its rows it has to wait as they do.
             if joined and _tabulated(session, ticket):
-                self._describe(session, status, repeated=session.replayed(declared))
+                describe(self._ledger, session, status, repeated=session.due.begun(declared))
                 session.program.ended(end.iteration)
                 self._ledger.iteration_ended(ticket, end, session.program.written, status)
                 return
         except (OSError, sqlite3.Error) as error:
-            self._failed(session, f"iteration {end.iteration}: no manifest written", error)
+            what = f"iteration {end.iteration}: no manifest written"
+            failed(session, what, error, declared)
+        self._report_end(session, ticket, status)
+
+    def _report_end(self, session: Session, ticket: Ticket, status: IterationStatus) -> None:
         try:
             self._ledger.iteration_waits(ticket, status)
         except sqlite3.Error as error:
-            self._failed(session, f"iteration {end.iteration}: not reported", error)
+            # It is reported when its manifest is there.
+            _log.error(
+                "rank %d, iteration %d: not reported: %s", status.rank, status.iteration, error
+            )
 
-    def _end_session(self, session: Session, ticket: Ticket, end: SessionEnd) -> None:
+    def _end_session(self, session: Session, declared: Declared, end: SessionEnd) -> None:
         session.say_goodbye(end)
-        if _tabulated(session, ticket):
-            self._ledger.session_ended(ticket, end)
+        try:
+            if _tabulated(session, declared.ticket):
+                self._ledger.session_ended(declared.ticket, end)
+        except sqlite3.Error as error:
+            failed(session, "its goodbye is not entered", error, declared)
         self._reporter.session(session.status(), str(session.outlet.tree.root))
-
-    def _carried_out(self, session: Session, tickets: Iterable[Ticket]) -> None:
-        self._ledger.carried_out(tickets, session.program.written)
-
-    def _failed(self, session: Session, what: str, error: Exception) -> None:
-        # Not marked as applied: the next start of the agent tries again.
-        rank = session.request.rank
-        _log.error("rank %d, %s", rank, what, exc_info=error)
-        session.trouble(f"rank {rank}, {what}: {error}")
-
-    def _describe(self, session: Session, status: IterationStatus, *, repeated: bool) -> None:
-        request, tree, iteration = session.request, session.outlet.tree, status.iteration
-        kept_graphs, records = manifest_records(
-            self._ledger.kept(request.session_id, iteration), session.outlet.layout
-        )
-        layout = session.outlet.layout
-        if layout.api is None:  # there the info file has the order
-            graphs = session.program.graphs(iteration) | kept_graphs
-            metadata.write_program_order(tree, request.rank, session.program.unwritten(iteration))
-            metadata.append_iteration(tree, request.rank, graphs, iteration, repeated=repeated)
-        metadata.write_manifest(
-            tree,
-            layout.rank_folder(request.rank),
-            Manifest(
-                status=status,
-                world_size=request.world_size,
-                device=request.device,
-                host=request.host,
-                records=records,
-            ),
-        )
 
 
 def _tabulated(session: Session, ticket: Ticket) -> bool:
     """Return whether every row before a declaration stands in its table."""
     return session.outlet.tables is None or session.tabulated_to >= ticket.sequence
-
-
-def _mark(ticket: Ticket) -> str:
-    return f"{ticket.session_id}-{ticket.sequence}"

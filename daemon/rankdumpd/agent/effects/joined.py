@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
 from rankdump.contract.exchange import IterationEnd
+from rankdumpd import faults
 from rankdumpd.agent.join import Joiner
 from rankdumpd.agent.ledger import Ledger
 from rankdumpd.agent.members import Joined, Member
@@ -30,9 +31,10 @@ class Joining:
         self._left = _groups(ledger, session, declared.ticket, end.iteration)
 
     def go_on(self) -> bool:
-        """Join some more; return whether that was all. sqlite3.Error leaves it to another time.
+        """Join some more; return whether that was all.
 
-        Where the disk refuses, tensors stay in files of their own. So do those that came when
+        OSError, of a disk that is full or ails, and sqlite3.Error leave it to another time. Where
+        the disk refuses for good, tensors stay in files of their own. So do those that came when
         their operator had been joined already.
         """
         return next(self._left, True)
@@ -87,6 +89,8 @@ def _joined(joiner: Joiner, session: Session, members: Sequence[Member]) -> list
     try:
         return joiner.join(members, mark=mark)
     except OSError as error:
+        if faults.passes(error):
+            raise
         _failed(session, "tensors stay in files of their own", error)
         return []
 
@@ -100,6 +104,8 @@ def _remove(joiner: Joiner, session: Session, members: Sequence[Member]) -> None
     try:
         joiner.remove(members)
     except OSError as error:
+        if faults.passes(error):
+            raise
         _failed(session, "tensors stand in files of their own as well", error)
 
 

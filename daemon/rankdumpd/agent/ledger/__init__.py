@@ -5,41 +5,63 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-from collections.abc import Collection, Generator, Iterable, Mapping
+import time
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
-from itertools import chain
 from pathlib import Path
 
-from rankdump.contract.errors import ConfigError
+from rankdump.contract.errors import DamagedError, RankdumpError, UnavailableError
 from rankdump.contract.exchange import IterationEnd, SessionEnd, SessionRequest
 from rankdump.contract.status import IterationStatus, SessionState
 from rankdumpd.agent import rows
-from rankdumpd.agent.ledger import queries
-from rankdumpd.agent.ledger.connection import connect, sole_owner
+from rankdumpd.agent.ledger import folding, queries
+from rankdumpd.agent.ledger.connection import connect, no_folder, sole_owner
+from rankdumpd.agent.ledger.inserting import insert_records
 from rankdumpd.agent.ledger.log import ReportLog
 from rankdumpd.agent.ledger.reading import LedgerReader
 from rankdumpd.agent.members import Joined
 from rankdumpd.agent.values import Declared, Judged, Outcome, Ticket
 
-_INSERTED_AT_ONCE = 64
-_PLACES_AT_ONCE = ", ".join([rows.RECORD_PLACES] * _INSERTED_AT_ONCE)
+_AWAY = "INSERT OR IGNORE INTO away VALUES (?, ?, 0)"
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000
 
 
 class Ledger(LedgerReader):
     """Rows of all sessions; safe to use from several threads, one at a time."""
 
-    def __init__(self, state_dir: Path, *, report_bytes: int = 0) -> None:
-        """Log what a coordinator is to be told, up to that much; 0 when there is none."""
+    def __init__(
+        self, state_dir: Path, *, report_bytes: int = 0, now_us: Callable[[], int] = _now_us
+    ) -> None:
+        """Log what a coordinator is to be told, up to that much; 0 when there is none.
+
+        ConfigError when the folder cannot hold a ledger, ExhaustedError when it has no space,
+        DamagedError when what it has is none.
+        """
         self._synced: bool | None = None
+        self._left: set[str] = set()
+        self.problem = ""
+        """Why the last transaction failed; empty when it did not."""
+        self._taken_back: Callable[[], None] = lambda: None
         self._guard = sole_owner(state_dir)
         path = state_dir / "ledger.sqlite"
         try:
-            super().__init__(connect(path))
+            super().__init__(connect(path), str(path), now_us)
             self.log = ReportLog(path, self._transaction, most_bytes=report_bytes)
-        except ConfigError:
+            self._taken_back = self.log.forget_counts
+            with self._transaction() as base:
+                folding.note_closed(base, now_us())
+        except RankdumpError as error:
             os.close(self._guard)
+            if isinstance(error, UnavailableError):
+                raise DamagedError(str(error)) from None
             raise
+        except sqlite3.Error as error:
+            os.close(self._guard)
+            raise no_folder(state_dir, error) from None
 
     def close(self) -> None:
         """Let another process have the file; may be repeated."""
@@ -51,16 +73,28 @@ class Ledger(LedgerReader):
                 self._guard = -1
 
     def open_session(self, request: SessionRequest) -> None:
-        """Enter a session, or note where a known one runs now."""
+        """Enter a session, or note where a known one runs now; its secret is a hash by now.
+
+        UnavailableError when it cannot be entered.
+        """
         about = {k: v for k, v in asdict(request).items() if not isinstance(v, bytes)}
-        row = (request.session_id, json.dumps(about), request.plan_json, SessionState.OPEN.value)
-        with self._transaction() as base:
+        who = (request.session_id, json.dumps(about), request.plan_json)
+        row = (*who, SessionState.OPEN.value, request.secret.hex())
+        with self._available() as base:
             base.execute(
-                "INSERT INTO sessions VALUES (?, ?, ?, ?, 0, 0, '[]', '[]', '', 0)"
+                "INSERT INTO sessions VALUES (?, ?, ?, ?, 0, 0, '[]', '[]', ?, 0)"
                 " ON CONFLICT (session_id) DO UPDATE"
-                " SET request = excluded.request, plan = excluded.plan",
+                " SET request = excluded.request, plan = excluded.plan,"
+                " secret_hash = excluded.secret_hash",
                 row,
             )
+            base.execute("DELETE FROM away WHERE session_id = ?", (request.session_id,))
+        self._left.discard(request.session_id)
+
+    def withdraw(self, session_id: str) -> None:
+        """Forget a session of which nothing ever came."""
+        with self._transaction() as base:
+            base.execute("DELETE FROM sessions WHERE session_id = ?", (session_id,))
 
     def commit(
         self,
@@ -73,7 +107,7 @@ class Ledger(LedgerReader):
     ) -> None:
         """Enter frames in one transaction; a number that stands there already stays as it is."""
         with self._transaction(synced=synced) as base:
-            _insert_records(base, [rows.record_row(outcome) for outcome in outcomes])
+            insert_records(base, [rows.record_row(outcome) for outcome in outcomes])
             base.executemany(
                 "INSERT OR IGNORE INTO figures VALUES (?, ?, ?, ?, ?, ?, ?)",
                 map(rows.figures_row, judged),
@@ -154,6 +188,39 @@ class Ledger(LedgerReader):
                     ticket.session_id,
                 ),
             )
+            base.execute(_AWAY, (ticket.session_id, self._now_us()))
+
+    def probe(self) -> None:
+        """Write something that changes nothing, to see whether that is possible again."""
+        with self._transaction() as base:
+            base.execute("UPDATE reporting SET acknowledged = acknowledged")
+
+    def left(self, session_ids: Iterable[str]) -> None:
+        """Note since when sessions are over, or their ranks gone."""
+        new = set(session_ids) - self._left
+        if new:
+            with self._transaction() as base:
+                base.executemany(_AWAY, [(each, self._now_us()) for each in new])
+            self._left |= new
+
+    def tidy(self) -> bool:
+        """Fold some rows of sessions that are over for a day; return whether there may be more."""
+        found = self._select(folding.NEXT, self._now_us() - int(folding.KEEP_S * 1e6))
+        for (session_id,) in found:
+            with self._transaction() as base:
+                folding.fold_session(base, session_id)
+            self._select(folding.GIVE_BACK)
+        return bool(found)
+
+    def forget(self, session_id: str, iteration: int) -> None:
+        """Fold the rows of an iteration into its sums: its tensors are not asked for any more.
+
+        Rows that came after the last end that took effect stay. Numbers stay known.
+        """
+        folds = True
+        while folds:
+            with self._transaction() as base:
+                folds = folding.fold(base, session_id, iteration)
 
     @contextmanager
     def _transaction(self, *, synced: bool = False) -> Generator[sqlite3.Connection]:
@@ -162,26 +229,30 @@ class Ledger(LedgerReader):
                 # A power loss may take the last commits of NORMAL with it, never of FULL.
                 self._base.execute(f"PRAGMA synchronous = {'FULL' if synced else 'NORMAL'}")
                 self._synced = synced
-            self._base.execute("BEGIN IMMEDIATE")
-            try:
-                yield self._base
-                self._base.execute("COMMIT")
-            except BaseException:
-                self.log.forget_counts()
-                if self._base.in_transaction:
-                    self._base.execute("ROLLBACK")
-                raise
+            with self._whole():
+                try:
+                    self._base.execute("BEGIN IMMEDIATE")
+                    yield self._base
+                    self._base.execute("COMMIT")
+                    self.problem = ""
+                except BaseException as error:
+                    if isinstance(error, sqlite3.OperationalError):
+                        self.problem = str(error)
+                    self._take_back()
+                    raise
 
+    @contextmanager
+    def _available(self) -> Generator[sqlite3.Connection]:
+        try:
+            with self._transaction() as base:
+                yield base
+        except sqlite3.Error as error:
+            raise UnavailableError(f"the ledger cannot be written at present: {error}") from None
 
-def _insert_records(base: sqlite3.Connection, records: list[tuple[str | int, ...]]) -> None:
-    # Some at a time: every step of SQLite lets go of the interpreter, and taking it back from
-    # threads that are busy costs more than the row.
-    whole = len(records) // _INSERTED_AT_ONCE * _INSERTED_AT_ONCE
-    query = "INSERT OR IGNORE INTO records VALUES "
-    for first in range(0, whole, _INSERTED_AT_ONCE):
-        some = records[first : first + _INSERTED_AT_ONCE]
-        base.execute(query + _PLACES_AT_ONCE, list(chain.from_iterable(some)))
-    base.executemany(query + rows.RECORD_PLACES, records[whole:])
+    def _take_back(self) -> None:
+        self._taken_back()
+        if self._base.in_transaction:
+            self._base.execute("ROLLBACK")
 
 
 def _note_ordered(base: sqlite3.Connection, ticket: Ticket, graphs: Iterable[int]) -> None:

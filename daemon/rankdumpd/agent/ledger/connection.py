@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
+from rankdump.contract.errors import RankdumpError
 from rankdumpd import statefile
 from rankdumpd.agent import schema
 
@@ -15,11 +16,18 @@ def connect(path: Path) -> sqlite3.Connection:
     """Return a connection; tables of an earlier version are brought up to the present one."""
 
     def prepare(base: sqlite3.Connection) -> None:
+        # Before the first table: what is forgotten is to become free again.
+        base.execute("PRAGMA auto_vacuum = INCREMENTAL")
         base.execute("PRAGMA journal_mode = WAL")
         _migrate(base, path)
         base.executescript(schema.SCHEMA)
 
     return statefile.connect(path, _KEY, prepare)
+
+
+def no_folder(state_dir: Path, error: Exception) -> RankdumpError:
+    """Return what is said of a state folder whose file could not be prepared."""
+    return statefile.no_folder(state_dir, _KEY, error)
 
 
 def sole_owner(state_dir: Path) -> int:

@@ -8,16 +8,16 @@ from __future__ import annotations
 import json
 import sqlite3
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Protocol
 
 from rankdump.contract.events import EventColumns
 from rankdump.contract.status import IterationStatus, SessionStatus
 from rankdump.contract.timeouts import Timeouts
-from rankdumpd.agent.ledger import queries
+from rankdumpd.agent.ledger import numbers, queries
 from rankdumpd.agent.values import Declared, ItemKind, LogItem, Ticket
 
 ITEMS_AT_ONCE = 64
@@ -25,7 +25,9 @@ BYTES_AT_ONCE = 4 << 20
 _ITEM_BYTES = 128
 """What an item occupies besides its body."""
 
-_Transaction: TypeAlias = "Callable[[], AbstractContextManager[sqlite3.Connection]]"
+
+class _Transaction(Protocol):
+    def __call__(self, *, synced: bool = ...) -> AbstractContextManager[sqlite3.Connection]: ...
 
 
 class ReportLog:
@@ -49,8 +51,10 @@ class ReportLog:
         )
         self.newest = 0
         """Number of the last item that this process entered, or tried to."""
-        with transaction() as base:
+        with transaction(synced=True) as base:
             base.execute(queries.REPORTING)
+            if most_bytes:
+                numbers.leave_a_gap(base)
 
     def close(self) -> None:
         """Let go of the file."""
@@ -106,6 +110,14 @@ class ReportLog:
         with self._transaction() as base:
             base.execute("UPDATE reporting SET acknowledged = MAX(acknowledged, ?)", (number,))
             self._remove(base, 0, number)
+
+    def begin_after(self, number: int) -> int:
+        """Number what is here behind a number that is higher than any; return how many that were.
+
+        Which of these items the coordinator has heard is not known then, so all are told again.
+        """
+        with self._transaction() as base:
+            return numbers.begin_after(base, number)
 
     def give_up(self, first: int, last: int) -> None:
         """Forget items that cannot be told, and count them."""

@@ -6,9 +6,13 @@ import json
 import sqlite3
 import threading
 from collections import Counter
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import Any
 
+from rankdump.contract.errors import UnavailableError
 from rankdump.contract.status import SessionState
+from rankdumpd import faults
 from rankdumpd.agent import rows
 from rankdumpd.agent.ledger import queries
 from rankdumpd.agent.members import Member
@@ -24,14 +28,21 @@ from rankdumpd.agent.values import (
 )
 
 ROWS_AT_ONCE = 4096
+LOST_S = 86_400.0
+"""A rank that is gone for a day is not expected; should it come, its session is found."""
+_ALL = (1 << 63) - 1
 
 
 class LedgerReader:
     """Rows of all sessions, for reading; safe to use from several threads, one at a time."""
 
-    def __init__(self, base: sqlite3.Connection) -> None:
-        self._base = base
+    def __init__(self, base: sqlite3.Connection, name: str, now_us: Callable[[], int]) -> None:
+        self._base, self._name, self._now_us = base, name, now_us
         self._lock = threading.Lock()
+        self.damage = ""
+        """Why nothing in the file is to be believed any more."""
+        self.on_damage: Callable[[], None] = lambda: None
+        """Called when that is found, in any thread."""
 
     def find(self, session_id: str) -> SessionRow | None:
         """Return what is known of a session."""
@@ -41,12 +52,19 @@ class LedgerReader:
         return rows.session_row(found[0]) if found else None
 
     def unfinished(self) -> list[SessionRow]:
-        """Return the sessions that never said goodbye, or whose last words had no effect yet."""
-        closed = SessionState.CLOSED.value
+        """Return the sessions that never said goodbye, or whose last words had no effect yet.
+
+        Not those whose rank is lost for good: they are found when it comes back nevertheless.
+        """
+        closed, lost_us = SessionState.CLOSED.value, self._now_us() - int(LOST_S * 1e6)
         found = self._select(
-            f"SELECT {rows.SESSION_COLUMNS} FROM sessions WHERE state <> ? OR session_id IN"
-            f" (SELECT session_id FROM declarations WHERE {queries.NOT_APPLIED})",
+            f"SELECT {rows.SESSION_COLUMNS} FROM sessions AS s WHERE (state <> ?1 AND NOT EXISTS"
+            " (SELECT 1 FROM away WHERE away.session_id = s.session_id AND since_us <= ?2))"
+            " OR EXISTS (SELECT 1 FROM declarations WHERE declarations.session_id = s.session_id"
+            f" AND {queries.NOT_APPLIED}"
+            " AND (s.state = ?1 OR kind NOT IN ('EventColumns', 'GraphPart')))",
             closed,
+            lost_us,
         )
         return [rows.session_row(row) for row in found]
 
@@ -61,12 +79,17 @@ class LedgerReader:
         )
         return [sequence for (sequence,) in found]
 
-    def unapplied(self, session_id: str) -> list[bytes]:
+    def unapplied(
+        self, session_id: str, after: int = 0, *, up_to: int = _ALL, most: int = -1
+    ) -> list[bytes]:
         """Return the declarations that have not taken effect for good, in order."""
         found = self._select(
             f"SELECT body FROM declarations WHERE session_id = ? AND {queries.NOT_APPLIED}"
-            " ORDER BY sequence",
+            " AND sequence > ? AND sequence <= ? ORDER BY sequence LIMIT ?",
             session_id,
+            after,
+            up_to,
+            most,
         )
         return [body for (body,) in found]
 
@@ -78,7 +101,9 @@ class LedgerReader:
             " SUM(bytes_stored)"
             " FROM records WHERE session_id = ?1 GROUP BY iteration, fate, reason"
             " UNION ALL SELECT iteration, fate, '', SUM(kept), 0, 0"
-            " FROM figures WHERE session_id = ?1 GROUP BY iteration, fate HAVING SUM(kept) > 0",
+            " FROM figures WHERE session_id = ?1 GROUP BY iteration, fate HAVING SUM(kept) > 0"
+            " UNION ALL SELECT iteration, fate, reason, records, bytes_in, bytes_stored"
+            " FROM tallies WHERE session_id = ?1",
             session_id,
         )
         counts = [CountRow(row[0], Fate(row[1]), *row[2:]) for row in found]
@@ -156,7 +181,7 @@ class LedgerReader:
         )
         found: list[KeptRow | KeptFrame] = []
         count = 0
-        with self._lock:
+        with self._lock, self._whole():
             # Not all at once: rows that had to wait for their disk may be more than memory holds.
             for sequence, table, text, kept, body, refused in self._base.execute(
                 query, (session_id, after, up_to)
@@ -175,5 +200,18 @@ class LedgerReader:
         return sequence or 0
 
     def _select(self, query: str, *values: str | int) -> list[tuple[Any, ...]]:
-        with self._lock:
+        with self._lock, self._whole():
             return self._base.execute(query, values).fetchall()
+
+    @contextmanager
+    def _whole(self) -> Generator[None]:
+        """Notice that the file is not what SQLite wrote; UnavailableError then."""
+        try:
+            yield
+        except sqlite3.DatabaseError as error:
+            if not faults.damaged(error):
+                raise
+            if not self.damage:
+                self.damage = f"{self._name} is damaged: {error}"
+                self.on_damage()
+            raise UnavailableError(self.damage) from None

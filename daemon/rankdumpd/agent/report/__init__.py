@@ -10,9 +10,11 @@ from collections.abc import Callable
 
 import grpc
 
-from rankdump.contract.errors import UnavailableError
+from rankdump.contract.errors import ConfigError, ForbiddenError, RankdumpError, UnavailableError
 from rankdump.contract.status import ClockEstimate, Load, SessionStatus
 from rankdump.wire import views
+from rankdump.wire.causes import explained
+from rankdump.wire.channel import Credentials, connect
 from rankdump.wire.errors import error_of
 from rankdump.wire.fields import common
 from rankdump.wire.v1 import coordinator_pb2, coordinator_pb2_grpc
@@ -36,11 +38,13 @@ class Reporter:
         load: Callable[[], Load],
         warn: Callable[[str, str], None],
         tell_again: Callable[[], None],
+        credentials: Credentials | None = None,
         times: Times | None = None,
     ) -> None:
         """Call `warn` with a job and a text, `tell_again` when the coordinator forgot sessions."""
         self._address, self._log = address, log
         self._load, self._warn, self._tell_again = load, warn, tell_again
+        self._credentials = credentials
         self._agent_id = log.agent_id()
         self._times = times or Times()
         self._timing = Timing(self._times)
@@ -93,6 +97,12 @@ class Reporter:
             self._thread = threading.Thread(target=self._run, name="rankdumpd-reporter")
             self._thread.start()
 
+    def fault(self) -> str:
+        """Say that the thread has died."""
+        thread = self._thread
+        alive = thread is None or thread.is_alive()
+        return "" if alive else "the thread that reports to the coordinator is dead"
+
     def flush(self, timeout_s: float) -> int:
         """Wait until everything has arrived; return the items that have not."""
         if not self._address:
@@ -124,7 +134,7 @@ class Reporter:
             received, careful_to = self._received, self._careful_to
             try:
                 self._converse()
-            except grpc.RpcError as failure:
+            except (grpc.RpcError, RankdumpError) as failure:
                 self._judge(failure)
             except Exception:
                 _log.exception("a report to %s failed", self._address)
@@ -136,7 +146,7 @@ class Reporter:
                 self._changed.wait_for(lambda: self._stopping, retry_s)
 
     def _converse(self) -> None:
-        with grpc.insecure_channel(self._address) as channel:
+        with connect(self._address, self._credentials) as channel:
             stub = coordinator_pb2_grpc.CoordinatorServiceStub(channel)
             conversation = Conversation(
                 self._log,
@@ -202,11 +212,15 @@ class Reporter:
         request.clock.CopyFrom(coordinator_pb2.ClockEstimate(**clock))
         request.held_events, request.lost_events = self._figures
 
-    def _judge(self, failure: grpc.RpcError) -> None:
+    def _judge(self, failure: grpc.RpcError | RankdumpError) -> None:
         """Give up the item that is refused: it would fail the same way for ever."""
-        error = error_of(failure)
+        error = error_of(failure) if isinstance(failure, grpc.RpcError) else failure
+        if isinstance(error, UnavailableError):
+            error = explained(error, self._address, self._credentials)
         spans = self._conversation.unanswered() if self._conversation else []
-        refused = not isinstance(error, UnavailableError) and bool(spans)
+        # A certificate that is not believed says nothing about the item.
+        passes = isinstance(error, UnavailableError | ForbiddenError | ConfigError)
+        refused = not passes and bool(spans)
         # Said when it changes: it is tried again every few seconds.
         if str(error) != self._said and not self._stopping:
             self._said = str(error)

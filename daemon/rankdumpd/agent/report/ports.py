@@ -28,6 +28,12 @@ class Log(Protocol):
         """Forget the items up to a number."""
         ...
 
+    def begin_after(self, number: int) -> int:
+        """See to it that no item has a number that the coordinator knows as another's; return how
+        many got another one.
+        """
+        ...
+
     def acknowledged_to(self) -> int:
         """Return up to which number items were ever forgotten like that."""
         ...

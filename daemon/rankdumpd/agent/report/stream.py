@@ -5,6 +5,7 @@ gRPC takes requests on a thread of its own, which reads the log; the reporter's 
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -20,6 +21,8 @@ MAX_ITEMS = 1_000
 MAX_EVENTS = 20_000
 MAX_BYTES = 2 << 20
 FORGOTTEN_AT_ONCE = 64
+
+_log = logging.getLogger(__name__)
 
 _Request = coordinator_pb2.ReportRequest
 _Span = tuple[int, int]
@@ -65,6 +68,9 @@ class Conversation:
 
     def take(self, answer: coordinator_pb2.ReportResponse) -> None:
         """Take the answer to the oldest request without one."""
+        # A power loss, or a folder that was put back, may have taken numbers from the log that the
+        # coordinator has heard: nothing else may get them.
+        again = 0 if self._greeted else self._log.begin_after(_highest(answer))
         with self._changed:
             self._heard_us = self._times.now().monotonic_us
             if self._unanswered:
@@ -73,6 +79,9 @@ class Conversation:
             self.received = max(self.received, answer.received_sequence, self._acknowledged)
             if not self._greeted:
                 self._greeted = True
+                if again:
+                    _log.warning("%d items are told again, behind %d", again, self.received)
+                    self._acknowledged = self.received
                 self._read_to, self._known = self._acknowledged, self.received
             quiet = not self._unanswered
             self._changed.notify_all()
@@ -158,3 +167,7 @@ class Conversation:
         careful = earlier.number <= self._careful_to
         gap = earlier.number + 1 < later.number
         return careful or gap or earlier.number <= self._known < later.number
+
+
+def _highest(answer: coordinator_pb2.ReportResponse) -> int:
+    return max(answer.acknowledged_sequence, answer.received_sequence)

@@ -16,8 +16,10 @@ from rankdumpd.agent.balance import Tallies
 from rankdumpd.agent.draw.parts import GraphParts
 from rankdumpd.agent.program import ProgramOrder
 from rankdumpd.agent.progress import Progress
+from rankdumpd.agent.sessions.due import Due
 from rankdumpd.agent.sessions.outlet import outlet_of
 from rankdumpd.agent.sessions.ports import Listener, Ring
+from rankdumpd.agent.sessions.status import status_of
 from rankdumpd.agent.values import CountRow, Declared, EndRow, Judged, Outcome, SessionRow
 
 
@@ -27,8 +29,11 @@ class Session:
     def __init__(self, request: SessionRequest, plan: DumpPlan) -> None:
         self.plan = plan
         self.outlet = outlet_of(request, plan)
+        self.introduced = True
+        """What describes its rank is in the tree, or cannot be."""
         self.tabulated_to = 0
         """Rows of every frame up to this number stand in their tables."""
+        self.due = Due()
         self.graphs = GraphParts()
         self.program = ProgramOrder()
         self.request = request
@@ -40,8 +45,6 @@ class Session:
         self._progress = Progress()
         self._acknowledged = 0
         self._under_way: set[int] = set()
-        self._due: dict[int, Declared] = {}
-        self._restored_to = 0
         self._tallies = Tallies()
         self._troubles: dict[str, None] = {}
         self._warnings: dict[str, None] = {}
@@ -62,14 +65,13 @@ class Session:
         self._expected = False
         self.tabulated_to = tabulated_to
         if self.outlet.tables is not None:
-            self.outlet.tables.looks_back = True
+            self.outlet.tables.look_back()
         if row.state is SessionState.CLOSED:
             self._farewell = SessionEnd(row.iterations_seen, row.notes)
         self.program = ProgramOrder(row.ordered_graphs)
         self._progress = Progress(row.watermark, beyond)
         self._acknowledged = self._progress.watermark
-        self._due = {declared.ticket.sequence: declared for declared in due}
-        self._restored_to = max(self._due, default=0)
+        self.due.restore(due)
         self._tallies.restore(counts, ends)
 
     @property
@@ -100,7 +102,8 @@ class Session:
     @property
     def over(self) -> bool:
         """Whether nothing of it is left to be done, as far as this process knows."""
-        return self.idle and self._ring is None and self.status().state is not SessionState.OPEN
+        done = self._ring is None and self.due.all_here
+        return self.idle and done and self.status().state is not SessionState.OPEN
 
     def known(self, sequence: int) -> bool:
         """Return whether a frame arrived whole before, committed or not.
@@ -118,6 +121,16 @@ class Session:
                 self._farewell = None
             return new
 
+    def unclaim(self, sequences: Iterable[int], reason: str) -> None:
+        """Give frames up that could not be settled: the rank is to send them again."""
+        with self._lock:
+            self._under_way.difference_update(sequences)
+            listener, ring = self._listener, self._ring
+        if ring:
+            ring.abandon(reason)
+        if listener:
+            listener.end(reason)
+
     def committed(
         self,
         outcomes: Collection[Outcome],
@@ -128,31 +141,19 @@ class Session:
         with self._lock:
             self._tallies.add(outcomes, judged)
             settled = [each.ticket.sequence for each in (*outcomes, *judged, *declared)]
-            self._due.update((item.ticket.sequence, item) for item in declared)
+            self.due.add(declared)
             self._progress.add(settled)
             self._under_way.difference_update(settled)
-
-    def replayed(self, declared: Declared) -> bool:
-        """Return whether an earlier process may have begun to apply it."""
-        return declared.ticket.sequence <= self._restored_to
-
-    def next_due(self) -> Declared | None:
-        """Take out the first declaration that the watermark has passed."""
-        with self._lock:
-            first = min(self._due, default=None)
-            if first is None or first > self._progress.watermark:
-                return None
-            return self._due.pop(first)
 
     def stored_anew(self, iteration: int, more_bytes: int) -> None:
         """Count that kept tensors take another room than they did."""
         with self._lock:
             self._tallies.stored_anew(iteration, more_bytes)
 
-    def end_iteration(self, end: IterationEnd) -> IterationStatus:
-        """Complete an iteration; return its balance."""
+    def end_iteration(self, declared: Declared, end: IterationEnd) -> IterationStatus:
+        """Complete an iteration, again or not; return its balance."""
         with self._lock:
-            return self._tallies.end(self.request, end)
+            return self._tallies.end(self.request, end, declared.ticket.sequence)
 
     def say_goodbye(self, end: SessionEnd) -> None:
         """Close the session: the rank has nothing more to send."""
@@ -177,13 +178,13 @@ class Session:
     def acknowledge(self) -> None:
         """Tell the rank how far its frames are safe.
 
-        A goodbye is acknowledged when all before it has taken effect; anything else need not wait
-        for the end of an iteration, which the ledger has.
+        A goodbye is acknowledged when all before it has taken effect, or waits for its disk;
+        anything else need not wait for the end of an iteration, which the ledger has.
         """
         with self._lock:
-            due = self._due.items()
-            before = [at - 1 for at, item in due if isinstance(item.declaration, SessionEnd)]
-            self._acknowledged = min([self._progress.watermark, *before])
+            before = [at - 1 for at in self.due.goodbyes]
+            safe = min([self._progress.watermark, *before])
+            self._acknowledged = max(self._acknowledged, safe)
             listener, ring = self._listener, self._ring
         # Before the rank hears of it: it looks for room then.
         if ring:
@@ -230,22 +231,9 @@ class Session:
 
     def status(self) -> SessionStatus:
         """Return who this is and how it stands."""
-        request = self.request
         with self._lock:
             farewell = self._farewell or SessionEnd(0)
-            who = (request.job_id, request.session_id, request.rank, request.world_size)
-            where = (request.device, request.host, request.pid)
-            return SessionStatus(
-                *who,
-                *where,
-                state=self._state(),
-                excluded=self.excluded,
-                iterations_seen=farewell.iterations_seen,
-                notes=farewell.notes,
-                framework=request.framework,
-                device_target=request.device_target,
-                selected=self.plan.selection.iterations.text,
-            )
+            return status_of(self.request, self.plan, self._state(), farewell)
 
     def _state(self) -> SessionState:
         if self._farewell:
@@ -261,4 +249,8 @@ class Session:
 
     def findings(self) -> list[str]:
         """Return what people should know of this session."""
-        return [*self._troubles, *balance.findings(self.status(), self.iterations())]
+        return [
+            *self._troubles,
+            *self.due.complaints(),
+            *balance.findings(self.status(), self.iterations()),
+        ]

@@ -27,3 +27,7 @@ class Ring(Protocol):
     def acknowledge(self, sequence: int) -> None:
         """Release what is safe now that everything up to this number is."""
         ...
+
+    def abandon(self, reason: str) -> None:
+        """Let the rank go on without it, and send again what is not acknowledged."""
+        ...

@@ -30,14 +30,17 @@ def open_as(folder: Path, mode: int) -> int:
 
 
 def append(path: Path, chunks: Iterable[bytes], *, size_bytes: int) -> int:
-    """Write chunks after the first bytes of a file; return its new size.
+    """Write chunks after the first bytes of a file, for good; return its new size.
 
     When that fails, the file is cut back: half an iteration would look like a whole one.
     """
     with open(path, "ab", buffering=0, opener=not_through_links) as file:
         file.truncate(size_bytes)
         try:
-            return size_bytes + sum(write_all(file, chunk) for chunk in chunks)
+            size = size_bytes + sum(write_all(file, chunk) for chunk in chunks)
+            # The book says how much there is, and outlives a power loss: so must that.
+            os.fsync(file.fileno())
+            return size
         except BaseException:
             file.truncate(size_bytes)
             raise

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import grpc
 
+from rankdump.contract import roots
 from rankdump.contract.findings import Finding
 from rankdump.contract.status import OrderEntry
 from rankdump.wire.v1 import coordinator_pb2
@@ -23,6 +24,7 @@ from rankdumpd.coordinator.service.publishing import Publishing
 from rankdumpd.coordinator.service.servicer import CoordinatorServicer
 from rankdumpd.coordinator.state import State
 from rankdumpd.coordinator.values import Answer, Fleet, Report
+from rankdumpd.lifecycle import Room
 from rankdumpd.settings import CoordinatorSettings
 
 _LOG = logging.getLogger(__name__)
@@ -35,7 +37,7 @@ _PATIENCE_S = 15.0
 """Longest a report waits for its answer; an agent gives a stream up after a minute."""
 
 
-class Coordinator:
+class Coordinator(Room):
     """Takes the reports of all agents and publishes the order of each job."""
 
     def __init__(self, settings: CoordinatorSettings, *, ends_with_job: bool = False) -> None:
@@ -43,7 +45,8 @@ class Coordinator:
         self._settings = settings
         self._ends_with_job = ends_with_job
         self._gather = Gather(deadline_s=settings.deadline_s)
-        self._hinting = Hinting(self._gather)
+        self._roots = roots.folders(settings.roots)
+        self._hinting = Hinting(self._gather, roots=self._roots)
         self._state: State | None = None
         self._keeping: Keeping | None = None
         self._publishing: Publishing | None = None
@@ -63,8 +66,10 @@ class Coordinator:
 
     @property
     def problem(self) -> str:
-        """Why the state cannot be written; empty when it can."""
-        return self._keeping.problem if self._keeping else ""
+        """Why state or orders cannot be written; empty when they can."""
+        state = self._keeping.problem if self._keeping else ""
+        orders = self._publishing.problems if self._publishing else []
+        return "; ".join([state, *orders] if state else orders)
 
     def register(self, server: grpc.Server) -> None:
         """Add the services to a server that has not started yet."""
@@ -82,6 +87,7 @@ class Coordinator:
             self._keeping,
             table_events=self._settings.table_events,
             trace_events=self._settings.trace_events,
+            roots=self._roots,
         )
         self._keeping.recall()
         self._hinting.recall()
@@ -113,6 +119,15 @@ class Coordinator:
         if self._state is not None:
             self._state.close()
             self._state = None
+
+    def fault(self) -> str:
+        """Say that nobody publishes any more."""
+        dead = self._thread is not None and not self._thread.is_alive()
+        return "the thread that publishes is dead" if dead else ""
+
+    def brief(self) -> str:
+        """Say how much is there that is not published."""
+        return f"{self._gather.backlog} iterations not published"
 
     def connected(self, agent_id: str, change: int) -> None:
         """Note that a stream of an agent has begun (1) or ended (-1)."""

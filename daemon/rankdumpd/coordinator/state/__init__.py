@@ -9,7 +9,7 @@ from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rankdump.contract.errors import ConfigError, DamagedError, UnavailableError
+from rankdump.contract.errors import DamagedError, RankdumpError, UnavailableError
 from rankdumpd.coordinator.kept import Row
 from rankdumpd.coordinator.state.connection import connect, sole_owner
 from rankdumpd.coordinator.state.rows import TABLES, Values
@@ -23,7 +23,7 @@ class State:
         self._guard = sole_owner(state_dir)
         try:
             self._base = connect(state_dir / "coordinator.sqlite")
-        except ConfigError:
+        except RankdumpError:
             os.close(self._guard)
             raise
 

@@ -1,0 +1,24 @@
+"""A parcel to its file: examined, then linked to the same tensor or encoded and written."""
+
+from __future__ import annotations
+
+from rankdumpd.agent.binhead import MOST_SLOTS
+from rankdumpd.agent.dedup import Originals
+from rankdumpd.agent.encode import encode, encode_bin, examine
+from rankdumpd.agent.sessions.outlet import Outlet
+from rankdumpd.agent.values import Outcome, Parcel, dropped
+
+
+def filed(parcel: Parcel, outlet: Outlet, originals: Originals) -> Outcome:
+    """Return what became of a tensor of the session that has this outlet."""
+    record = examine(parcel, outlet.items, exact=outlet.layout.api is not None)
+    if outlet.joiner:
+        if parcel.head.key.slot >= MOST_SLOTS:
+            return dropped(parcel.ticket, parcel.head, "slot_too_high")
+        return outlet.writer.write(encode_bin(parcel, record, outlet.codec, outlet.layout))
+    return originals.once(
+        record,
+        f"{outlet.codec.name} {outlet.tree.kind}",
+        link=lambda original: outlet.writer.link(record, original),
+        write=lambda: outlet.writer.write(encode(parcel, record, outlet.codec)),
+    )

@@ -1,0 +1,16 @@
+"""What describes a rank beside its tensors, there before the first of them."""
+
+from __future__ import annotations
+
+from rankdump.contract.exchange import SessionRequest
+from rankdumpd.agent import metadata
+from rankdumpd.agent.sessions import Session
+
+
+def introduce(session: Session, request: SessionRequest) -> None:
+    """Write a rank's metadata where it is not there; may be repeated after an OSError."""
+    outlet = session.outlet
+    if outlet.layout.api is not None:
+        outlet.tree.make(f"{outlet.layout.rank_folder(request.rank)}/{outlet.layout.api.folder}")
+    else:
+        metadata.introduce(outlet.tree, request, session.plan, outlet.stand.profile)

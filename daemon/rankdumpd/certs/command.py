@@ -1,0 +1,138 @@
+"""`rankdumpd certs`: an authority of one's own, for people who have none."""
+
+from __future__ import annotations
+
+import datetime
+import sys
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from rankdump.contract.errors import ConfigError, RankdumpError
+from rankdump.wire.channel import VARIABLES
+from rankdumpd.callers import AGENT, ROLES
+from rankdumpd.tls import revoked_in
+
+if TYPE_CHECKING:
+    from rankdumpd.certs.files import Store
+
+_EXIT_FAILED, _EXIT_USAGE = 1, 2
+_LEAF_DAYS = 365
+
+_folder = click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+
+
+@click.group()
+def certs() -> None:
+    """Make certificates for agents, coordinators, ranks and people who meet over TCP."""
+
+
+@certs.command()
+@_folder
+@click.option("--name", default="rankdump", show_default=True, help="What the authority is called.")
+def init(folder: Path, name: str) -> None:
+    """Make an authority in DIR, a folder that nobody else can look into."""
+    from rankdumpd.certs.authority import new_authority
+    from rankdumpd.certs.files import AUTHORITY
+
+    with _said():
+        store = _store(folder)
+        store.begin()
+        store.add(AUTHORITY, new_authority(name, now=_now()))
+        store.begin_revoked()
+        click.echo(f"{store.key()} signs every certificate: keep it, and keep it off other hosts")
+
+
+@certs.command()
+@_folder
+@click.option("--role", "roles", multiple=True, type=click.Choice(ROLES), help="What it may do.")
+@click.option("--name", required=True, help="Whose it is, and what its files are called.")
+@click.option("--host", "hosts", multiple=True, help="Name or address that a server is reached at.")
+@click.option(
+    "--days", type=click.IntRange(1, 3650), default=_LEAF_DAYS, show_default=True, help="Its life."
+)
+def issue(folder: Path, roles: Sequence[str], name: str, hosts: Sequence[str], days: int) -> None:
+    """Make a certificate for callers (--role), a server (--host), or one that is both."""
+    from rankdumpd.certs.authority import issue as issued
+    from rankdumpd.certs.files import checked_name
+
+    with _said():
+        if not roles and not hosts:
+            raise ConfigError("certs issue", "", "neither", "--role, --host or both")
+        store = _store(folder)
+        made = issued(
+            store.authority(),
+            name=checked_name(name),
+            roles=roles,
+            hosts=hosts,
+            days=days,
+            now=_now(),
+        )
+        store.add(name, made)
+        _print_use(store, name, serves=bool(hosts) or AGENT in roles)
+
+
+@certs.command()
+@_folder
+@click.argument("name")
+def revoke(folder: Path, name: str) -> None:
+    """Add a certificate to the list of those that are believed no more."""
+    with _said():
+        store = _store(folder)
+        fingerprint = store.find(name).fingerprint
+        if store.revoked.exists() and fingerprint in revoked_in(store.revoked):
+            click.echo(f"{name} is revoked already")
+            return
+        store.revoke(fingerprint, name)
+        click.echo(f"{name} is revoked where tls.revoked names a copy of {store.revoked}")
+
+
+@certs.command()
+@_folder
+def show(folder: Path) -> None:
+    """List the certificates of DIR: names, roles, hosts, and how long they hold."""
+    with _said():
+        store = _store(folder)
+        store.check()
+        listed = revoked_in(store.revoked) if store.revoked.exists() else frozenset[str]()
+        now = _now()
+        for name, each in store.all():
+            state = "expired" if each.expires < now else "holds"
+            if each.fingerprint in listed:
+                state = "revoked"
+            whose = f"roles {' '.join(each.roles) or '-'}  hosts {' '.join(each.hosts) or '-'}"
+            click.echo(f"{name}  {state} until {each.expires:%Y-%m-%d}  {whose}")
+            click.echo(f"    {each.fingerprint}")
+
+
+def _print_use(store: Store, name: str, *, serves: bool) -> None:
+    paths = [each.absolute() for each in (store.certificate(), store.certificate(name))]
+    paths.append(store.key(name).absolute())
+    if serves:
+        click.echo("[tls]")
+    for key, variable, path in zip(("ca", "certificate", "key"), VARIABLES, paths, strict=True):
+        click.echo(f'{key} = "{path}"' if serves else f"export {variable}={path}")
+
+
+def _store(folder: Path) -> Store:
+    # Imported here: cryptography costs more than all other commands' imports together.
+    from rankdumpd.certs.files import Store
+
+    return Store(folder)
+
+
+def _now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.timezone.utc)
+
+
+@contextmanager
+def _said() -> Generator[None]:
+    """Say an error in one line, and end with its code."""
+    try:
+        yield
+    except RankdumpError as error:
+        click.echo(f"rankdumpd: {error}", err=True)
+        sys.exit(_EXIT_USAGE if isinstance(error, ConfigError) else _EXIT_FAILED)

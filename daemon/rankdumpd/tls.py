@@ -1,0 +1,195 @@
+"""Certificates as a server uses them: read again when their files change, and those revoked."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import logging
+import re
+import ssl
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import grpc
+
+from rankdump.contract.errors import ConfigError
+from rankdumpd.settings import TlsSettings
+
+Value = TypeVar("Value")
+Told = Callable[[Sequence[Path]], None]
+
+_FINGERPRINT = re.compile(r"[0-9a-f]{64}")
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Material:
+    """What a server shows, and whom it believes."""
+
+    ca: bytes
+    certificate: bytes
+    key: bytes
+    fingerprint: str
+    hosts: tuple[str, ...]
+    """Names and addresses that the certificate is for."""
+    expires_s: float
+    """End of its time, in seconds since the epoch."""
+
+
+def nobody(_files: Sequence[Path]) -> None:
+    """Hear that files were read again, and do nothing about it."""
+
+
+class Watched(Generic[Value]):
+    """What some files say, read again once they changed; what cannot be read changes nothing.
+
+    Safe to use from several threads. ConfigError when they cannot be read the first time.
+    """
+
+    def __init__(
+        self, paths: Sequence[Path], read: Callable[[Sequence[Path]], Value], told: Told = nobody
+    ) -> None:
+        """Tell `told` of the files each time they were read again."""
+        self._paths, self._read, self._told = paths, read, told
+        self._lock = threading.Lock()
+        self._seen = self._signature()
+        self._value = read(paths)
+
+    def get(self) -> Value:
+        """Return what they say now, or said when they could be read last."""
+        with self._lock:
+            seen = self._signature()
+            if seen != self._seen:
+                self._seen = seen
+                try:
+                    self._value = self._read(self._paths)
+                    _log.info("read again: %s", ", ".join(map(str, self._paths)))
+                    self._told(self._paths)
+                except ConfigError as error:
+                    # Perhaps between two of several files: the next change is looked at again.
+                    _log.error("what was read before stays in use: %s", error)
+            return self._value
+
+    def _signature(self) -> tuple[tuple[int, int, int] | None, ...]:
+        return tuple(map(_signature, self._paths))
+
+
+class Certificates:
+    """The own certificate of a server, its key and its authorities, as the files are now."""
+
+    def __init__(self, settings: TlsSettings, told: Told = nobody) -> None:
+        """ConfigError when they cannot be read, do not fit together or name no host."""
+        paths = [Path(each) for each in (settings.ca, settings.certificate, settings.key)]
+        self._material = Watched(paths, _material, told)
+        left_s = self.material().expires_s - datetime.datetime.now().timestamp()
+        if left_s < 0:
+            _log.error("%s has expired: nobody will believe it", settings.certificate)
+
+    def material(self) -> Material:
+        """Return what the files hold now."""
+        return self._material.get()
+
+    def for_server(self) -> grpc.ServerCredentials:
+        """Return what gRPC serves with: it asks for the files again at every connection."""
+        return grpc.dynamic_ssl_server_credentials(
+            self._configuration(), self._configuration, require_client_authentication=True
+        )
+
+    def _configuration(self) -> grpc.ServerCertificateConfiguration:
+        now = self.material()
+        return grpc.ssl_server_certificate_configuration([(now.key, now.certificate)], now.ca)
+
+
+class Revoked:
+    """Fingerprints of certificates that are believed no more."""
+
+    def __init__(self, path: Path, told: Told = nobody) -> None:
+        """ConfigError when the file cannot be read, or a line is no fingerprint."""
+        self._listed = Watched([path], lambda paths: revoked_in(paths[0]), told)
+
+    def listed(self) -> frozenset[str]:
+        """Return those that the file names now."""
+        return self._listed.get()
+
+
+def fingerprint_of(pem: bytes) -> str:
+    """Return the SHA-256 of a certificate's DER form, as openssl prints it without its colons."""
+    return hashlib.sha256(ssl.PEM_cert_to_DER_cert(pem.decode())).hexdigest()
+
+
+def revoked_in(path: Path) -> frozenset[str]:
+    """Return the fingerprints of a file: the first word of each line that is no comment.
+
+    ConfigError names the line at fault.
+    """
+    found: set[str] = set()
+    for number, line in enumerate(_bytes_of(path).decode(errors="replace").splitlines(), 1):
+        words = line.partition("#")[0].split()
+        if words:
+            digits = words[0].replace(":", "").lower()
+            if not _FINGERPRINT.fullmatch(digits):
+                allowed = "the SHA-256 fingerprint of a certificate, 64 hexadecimal digits"
+                raise ConfigError(str(path), f"line {number}", words[0][:100], allowed)
+            found.add(digits)
+    return frozenset(found)
+
+
+def _material(paths: Sequence[Path]) -> Material:
+    # Imported here: a daemon without certificates needs none of it.
+    from cryptography import x509
+    from cryptography.hazmat.primitives import serialization
+
+    ca, certificate, key = map(_bytes_of, paths)
+    try:
+        x509.load_pem_x509_certificates(ca)
+    except ValueError:
+        raise ConfigError(str(paths[0]), "", "what it holds", "certificates, PEM") from None
+    try:
+        own = x509.load_pem_x509_certificates(certificate)[0]
+        hosts = _hosts_of(own)
+    except ValueError:
+        raise ConfigError(str(paths[1]), "", "what it holds", "a certificate, PEM") from None
+    try:
+        private = serialization.load_pem_private_key(key, None)
+    except (ValueError, TypeError):
+        allowed = "a private key without a passphrase, PEM"
+        raise ConfigError(str(paths[2]), "", "what it holds", allowed) from None
+    if private.public_key() != own.public_key():
+        raise ConfigError(str(paths[2]), "", "this key", f"the key of {paths[1]}")
+    if not hosts:
+        allowed = "one that names the hosts it is for (rankdumpd certs issue --host)"
+        raise ConfigError(str(paths[1]), "", "this certificate", allowed)
+    fingerprint = fingerprint_of(certificate)
+    expires_s = own.not_valid_after_utc.timestamp()
+    return Material(ca, certificate, key, fingerprint, hosts, expires_s)
+
+
+def _hosts_of(certificate: object) -> tuple[str, ...]:
+    from cryptography import x509
+
+    assert isinstance(certificate, x509.Certificate)
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return ()
+    addresses = map(str, names.get_values_for_type(x509.IPAddress))
+    return (*names.get_values_for_type(x509.DNSName), *addresses)
+
+
+def _bytes_of(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(str(path), "", error.strerror, "a file that can be read") from None
+
+
+def _signature(path: Path) -> tuple[int, int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino

@@ -1,0 +1,2 @@
+#!/bin/sh
+exec /usr/lib/rankdump/bin/python3 -P -m rankdump.cli "$@"

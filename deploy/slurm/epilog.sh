@@ -1,0 +1,35 @@
+#!/bin/sh
+# Slurm's Epilog: as root on each host, after the job. Gives the agent time to write what it has,
+# says what there is, and removes a folder that stayed empty. It never fails, as the prolog.
+dumps=${RANKDUMP_DUMPS:-/var/dump}
+socket=${RANKDUMP_SOCKET:-/run/rankdump/agent.sock}
+patience_s=${RANKDUMP_PATIENCE_S:-60}
+
+tell() {
+    echo "rankdump: $*" >&2
+}
+
+# What the agent has not written yet; empty when it does not answer.
+queued() {
+    timeout 10 rankdump status --agent "unix:$socket" --json |
+        sed -n 's/.*"queued_records": *\([0-9][0-9]*\).*/\1/p' | head -n 1
+}
+
+case ${SLURM_JOB_ID:-} in
+'' | *[!0-9]*)
+    tell "no SLURM_JOB_ID: not run by Slurm"
+    exit 0
+    ;;
+esac
+tree=$dumps/$SLURM_JOB_ID
+# Nothing came: a job without a plan.
+rmdir "$tree" 2>/dev/null && exit 0
+[ -d "$tree" ] || exit 0
+end=$(($(date +%s) + patience_s))
+while left=$(queued) && [ "${left:-0}" -gt 0 ] && [ "$(date +%s)" -lt "$end" ]; do
+    sleep 1
+done
+[ "${left:-0}" -gt 0 ] && tell "job $SLURM_JOB_ID: $left tensors are still to be written to $tree"
+tell "job $SLURM_JOB_ID:"
+timeout 30 rankdump status "$tree" >&2
+exit 0

@@ -1,0 +1,51 @@
+"""How an agent ends whose state folder is full or damaged: in one line, as a fault."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rankdumpd.agent.ledger import Ledger
+
+
+def command(short_dir: Path) -> list[str]:
+    options = ["--socket", f"{short_dir}/a.sock", "--state-dir", f"{short_dir}/state"]
+    return [sys.executable, "-m", "rankdumpd", "standalone", *options]
+
+
+def ended(arguments: list[str]) -> tuple[int, str]:
+    done = subprocess.run(
+        arguments, capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL
+    )
+    return done.returncode, done.stderr
+
+
+def test_no_space_in_the_state_folder_is_a_fault_and_no_mistake(short_dir):
+    """A service manager starts it again until there is room; a wrong setting it would not."""
+    (short_dir / "state").mkdir()
+    fill = f"mount -t tmpfs -o size=16k tmpfs {short_dir}/state && exec"
+    status, said = ended(["unshare", "-rm", "sh", "-c", f'{fill} "$@"', "sh", *command(short_dir)])
+    if "unshare" in said and os.environ.get("CI") != "true":
+        pytest.skip("no user namespaces here to mount a small file system in")
+    assert status == 1, said
+    assert said.splitlines()[-1].startswith("rankdumpd: agent.state_dir: ")
+    assert "has no space" in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("keeps", [0, 4096])
+def test_a_damaged_ledger_ends_the_process(short_dir, keeps):
+    """Whatever of the file is not SQLite's: one line that says which file it is."""
+    Ledger(short_dir / "state").close()
+    path = short_dir / "state" / "ledger.sqlite"
+    data = path.read_bytes()
+    path.write_bytes(data[:keeps] + b"\xff" * (len(data) - keeps))
+    status, said = ended(command(short_dir))
+    assert status == 1, said
+    assert "damaged" in said.splitlines()[-1]
+    assert str(short_dir / "state") in said.splitlines()[-1]
+    assert "Traceback" not in said

@@ -1,0 +1,481 @@
+"""Agents, coordinators, ranks and people over TCP: who is let in, who is not, and what is said."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import re
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from suites.authorities import Authority, variables
+from suites.slab_rooms import wait_until
+
+import rankdump
+from rankdump.cli import ask
+from rankdump.cli.commands import answer
+from rankdump.contract.errors import ConfigError, ForbiddenError, UnavailableError
+from rankdump.contract.plan import DumpPlan, Output
+from rankdump.contract.plan_json import plan_to_json
+from rankdump.wire.channel import Credentials, connect
+from rankdump.wire.v1 import agent_pb2, agent_pb2_grpc, coordinator_pb2, coordinator_pb2_grpc
+from rankdumpd.agent.service import Agent
+from rankdumpd.audit import Audit
+from rankdumpd.coordinator.service import Coordinator
+from rankdumpd.gate import Gate
+from rankdumpd.server import Server, Service
+from rankdumpd.settings import AgentSettings, CoordinatorSettings, TlsSettings
+from rankdumpd.tls import Certificates, Revoked, fingerprint_of
+
+WAIT_S = 30.0
+ANYWHERE = "127.0.0.1:0"
+ARRAY = np.arange(6, dtype=np.float32)
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    """One authority with a certificate of each role, and those that nobody should believe."""
+    made = Authority(tmp_path_factory.mktemp("tls") / "ca")
+    for role in ("agent", "operator", "reader", "rank"):
+        made.issue(role, role)
+    made.issue("nobody", hosts=("localhost",))
+    made.issue_expired("expired", "operator")
+    return made
+
+
+class Served:
+    """A service behind TLS and a gate, in this process."""
+
+    def __init__(self, folder: Path, settings: TlsSettings, *services: Service) -> None:
+        self.settings = settings
+        self.audit = folder / "audit.jsonl"
+        audit = Audit(self.audit)
+        certificates = Certificates(settings, audit.reloaded)
+        revoked = Revoked(Path(settings.revoked), audit.reloaded)
+        self.gate = Gate(certificates=certificates, revoked=revoked, audit=audit)
+        self._server = Server(ANYWHERE, services, tls=certificates, gate=self.gate)
+        self.address = self._server.start()
+
+    def stop(self) -> None:
+        self._server.stop(0)
+
+    def lines(self) -> list[dict[str, object]]:
+        return [json.loads(line) for line in self.audit.read_text().splitlines()]
+
+
+@pytest.fixture
+def running(authority: Authority, tmp_path: Path) -> Iterator[Served]:
+    """An agent and a coordinator that listen on TCP, with a certificate of their own each time."""
+    agent = Agent(AgentSettings(listen=ANYWHERE, state_dir=str(tmp_path / "a"), encode_threads=1))
+    coordinator = Coordinator(CoordinatorSettings(state_dir=str(tmp_path / "c")))
+    with contextlib.ExitStack() as stack:
+        for room in (coordinator, agent):
+            room.start()
+            stack.callback(room.stop)
+        # A list of its own, as tests revoke.
+        revoked = tmp_path / "revoked"
+        revoked.write_text("")
+        name = f"server-{tmp_path.name}"
+        settings = dataclasses.replace(authority.server(name), revoked=str(revoked))
+        served = Served(tmp_path, settings, agent, coordinator)
+        stack.callback(served.stop)
+        yield served
+
+
+@pytest.fixture
+def shows(monkeypatch: pytest.MonkeyPatch):
+    """Let the commands of this process show a certificate."""
+
+    def show(credentials: Credentials) -> None:
+        for name, path in variables(credentials).items():
+            monkeypatch.setenv(name, path)
+
+    return show
+
+
+def request(tree: Path, **more) -> agent_pb2.OpenSessionRequest:
+    plan = plan_to_json(DumpPlan(Output(root=str(tree))))
+    return agent_pb2.OpenSessionRequest(
+        job_id="job", session_id="s1", world_size=1, plan_json=plan, **more
+    )
+
+
+def dump(address: str, tree: Path, credentials: Credentials) -> None:
+    """Be a rank that dumps one tensor in one iteration."""
+    plan = DumpPlan(Output(root=str(tree), codec="none"))
+    with rankdump.Session(plan, agent=address, environ=variables(credentials)) as session:
+        session.step(0)
+        session.dump("Add", "Default/Add-op1", "output", 0, ARRAY)
+
+
+def test_a_rank_dumps_over_tls(authority: Authority, running: Served, tmp_path: Path):
+    """Law: with certificates on both sides everything works as it does on a socket."""
+    dump(running.address, tmp_path / "tree", authority.credentials("rank"))
+    (found,) = (tmp_path / "tree").rglob("*.npy")
+    assert np.array_equal(np.load(found), ARRAY)
+
+
+CALLS = {
+    "agent status": lambda address: ask.agent_status(address),
+    "job status": lambda address: ask.job_status(address),
+    "drain": lambda address: ask.drain(address, timeout_s=1),
+    "hints": lambda address: ask.timeout_hints(address),
+}
+
+
+@pytest.mark.parametrize(
+    ("role", "allowed"),
+    [
+        ("operator", set(CALLS)),
+        ("reader", set(CALLS) - {"drain"}),
+        ("agent", set[str]()),
+        ("rank", set[str]()),
+        ("nobody", set[str]()),
+    ],
+)
+def test_what_a_role_may_do(authority: Authority, running: Served, shows, role, allowed):
+    """Every call of people is answered for the right roles, and refused for the others."""
+    shows(authority.credentials(role))
+    done = set[str]()
+    for name, call in CALLS.items():
+        with contextlib.suppress(ForbiddenError):
+            call(running.address)
+            done.add(name)
+    assert done == allowed
+
+
+def test_a_wrong_role_is_told_so(authority: Authority, running: Served, shows, capsys):
+    """One line: whose certificate, what it wanted, for whom that is. Code 1."""
+    shows(authority.credentials("rank"))
+    assert answer(["status", "--agent", running.address]) == 1
+    said = capsys.readouterr().err
+    assert said == (
+        f"rankdump: agent at {running.address}: the certificate of 'rank' has the wrong role: "
+        "AgentService/Status is for operator or reader, and its roles are: rank\n"
+    )
+
+
+def test_people_may_not_pose_as_ranks_or_agents(authority: Authority, running: Served, tmp_path):
+    with connect(running.address, authority.credentials("operator")) as channel:
+        with pytest.raises(grpc.RpcError) as caught:
+            agent_pb2_grpc.AgentServiceStub(channel).OpenSession(request(tmp_path), timeout=WAIT_S)
+        assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
+        reports = coordinator_pb2_grpc.CoordinatorServiceStub(channel).Report(
+            iter([coordinator_pb2.ReportRequest(agent_id="a")]), timeout=WAIT_S
+        )
+        with pytest.raises(grpc.RpcError) as caught:
+            list(reports)
+        assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
+
+
+@pytest.mark.parametrize(
+    ("case", "said"),
+    [
+        ("none", r"it may want certificates \(RANKDUMP_TLS_CA, "),
+        ("expired", "the own certificate .*expired.pem is not valid: certificate has expired"),
+        ("other authority", "the own certificate .* is not valid: unable to get local issuer"),
+        ("server of another", "its certificate is not one that .*ca.pem vouches for"),
+        ("self-made", "it does not believe the certificate .*rank.pem"),
+        ("other host", "its certificate is for another host"),
+        ("no file", "certificate file /nowhere: No such file or directory"),
+    ],
+)
+def test_why_nobody_answers(
+    authority: Authority, running: Served, shows, tmp_path: Path, case: str, said: str
+):
+    """Law: whatever is wrong with a certificate is one clear line at the client, code 3."""
+    ours = authority.credentials("operator")
+    if case == "expired":
+        shows(authority.credentials("expired"))
+    elif case in ("other authority", "server of another", "self-made"):
+        other = Authority(tmp_path / "other").issue("rank", "operator")
+        ca = {"other authority": ours.ca, "server of another": other.ca}.get(case)
+        if ca is None:
+            # Believes both sides itself: only the server can say no.
+            both = tmp_path / "both.pem"
+            both.write_bytes(Path(ours.ca).read_bytes() + Path(other.ca).read_bytes())
+            ca = str(both)
+        shows(dataclasses.replace(other, ca=ca))
+    elif case == "other host":
+        shows(ours)
+        elsewhere = authority.issue("elsewhere", hosts=("elsewhere",))
+        Path(running.settings.key).write_bytes(Path(elsewhere.key).read_bytes())
+        Path(running.settings.certificate).write_bytes(Path(elsewhere.certificate).read_bytes())
+    elif case == "no file":
+        shows(dataclasses.replace(ours, key="/nowhere"))
+    with pytest.raises(UnavailableError, match=said):
+        ask.agent_status(running.address)
+
+
+def test_settings_of_a_client_that_lack_something(authority: Authority, monkeypatch, capsys):
+    """A variable that is missing is named; so is a host that is asked for in the clear. Code 2."""
+    monkeypatch.setenv("RANKDUMP_TLS_CA", authority.credentials("operator").ca)
+    assert answer(["status", "--agent", "127.0.0.1:1"]) == 2
+    assert "RANKDUMP_TLS_CERT" in capsys.readouterr().err
+    monkeypatch.delenv("RANKDUMP_TLS_CA")
+    assert answer(["status", "--agent", "node1:1"]) == 2
+    assert (
+        "an address of this host as long as there are no certificates (RANKDUMP_TLS_CA"
+        in capsys.readouterr().err
+    )
+
+
+def test_a_rank_says_once_why_it_is_alone(
+    authority: Authority, running: Served, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    """Law: training goes on, and its log says the cause once, not never and not always."""
+    dump(running.address, tmp_path / "t", authority.credentials("expired"))
+    told = [r.message for r in caplog.records if "certificate has expired" in r.message]
+    assert len(told) == 1
+    assert "training goes on" in told[0]
+
+
+def test_a_rank_with_the_wrong_role_is_told_once(
+    authority: Authority, running: Served, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    dump(running.address, tmp_path / "t", authority.credentials("reader"))
+    told = [r for r in caplog.records if r.name == "rankdump" and "is for rank" in r.message]
+    assert len(told) == 1
+
+
+def test_a_certificate_that_is_revoked(authority: Authority, running: Served, tmp_path: Path):
+    """Law: its open streams end, and on the same connection it may do nothing more."""
+    rank = authority.credentials("rank")
+    with connect(running.address, rank) as channel:
+        stub = agent_pb2_grpc.AgentServiceStub(channel)
+        token = stub.OpenSession(request(tmp_path / "t"), timeout=WAIT_S).token
+        over = threading.Event()
+        hello = agent_pb2.PushRequest(hello=agent_pb2.Hello(session_id="s1", token=token))
+        answers = stub.Push(_first_and_then_nothing(hello, over), timeout=WAIT_S)
+        wait_until(lambda: "begin" in running.audit.read_text())
+        digits = fingerprint_of(Path(rank.certificate).read_bytes())
+        Path(running.settings.revoked).write_text(f"{digits} # rank\n")
+        with pytest.raises(grpc.RpcError) as caught:
+            list(answers)
+        over.set()
+        assert caught.value.code() is grpc.StatusCode.CANCELLED
+        with pytest.raises(grpc.RpcError) as caught:
+            stub.OpenSession(request(tmp_path / "t"), timeout=WAIT_S)
+        assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
+        assert caught.value.details() == "the certificate of 'rank' is revoked"
+
+
+def _first_and_then_nothing(
+    message: agent_pb2.PushRequest, over: threading.Event
+) -> Iterator[agent_pb2.PushRequest]:
+    yield message
+    over.wait(WAIT_S)
+
+
+def test_certificates_that_are_renewed(authority: Authority, running: Served, shows):
+    """Law: the next connection sees the new one, without a restart; the earlier one lives on."""
+    operator = authority.credentials("operator")
+    host, port = running.address.rsplit(":", 1)
+    with connect(running.address, operator) as channel:
+        stub = agent_pb2_grpc.AgentServiceStub(channel)
+        stub.Status(agent_pb2.AgentStatusRequest(), timeout=WAIT_S)
+        renewed = authority.server(f"renewed-{port}")
+        for old, new in (("key", "key"), ("certificate", "certificate")):
+            content = Path(getattr(renewed, new)).read_bytes()
+            Path(getattr(running.settings, old)).write_bytes(content)
+        assert ssl.get_server_certificate((host, int(port)), timeout=WAIT_S).encode() == (
+            Path(renewed.certificate).read_bytes()
+        )
+        stub.Status(agent_pb2.AgentStatusRequest(), timeout=WAIT_S)
+    (reload,) = [line for line in running.lines() if line["what"] == "reload"]
+    assert running.settings.certificate in str(reload["files"])
+    shows(operator)
+    ask.agent_status(running.address)
+
+
+def test_who_did_what_is_written_down(authority: Authority, running: Served, shows, tmp_path: Path):
+    """Sessions, streams, reads, drains and refusals; whose they were; and no token."""
+    dump(running.address, tmp_path / "tree", authority.credentials("rank"))
+    shows(authority.credentials("operator"))
+    ask.agent_status(running.address)
+    ask.drain(running.address, timeout_s=1)
+    shows(authority.credentials("reader"))
+    ask.job_status(running.address, job_id="")
+    with pytest.raises(ForbiddenError):
+        ask.drain(running.address, timeout_s=1)
+    running.stop()
+    found = [
+        (e["what"], str(e["method"]).rpartition(".")[2], e["who"], e.get("result"))
+        for e in running.lines()
+    ]
+    assert found == [
+        ("call", "AgentService/OpenSession", "rank", "OK"),
+        ("begin", "AgentService/Push", "rank", None),
+        ("end", "AgentService/Push", "rank", "OK"),
+        ("call", "AgentService/Status", "operator", "OK"),
+        ("call", "AgentService/Control", "operator", "OK"),
+        ("call", "CoordinatorService/Status", "reader", "OK"),
+        ("refused", "AgentService/Control", "reader", "PERMISSION_DENIED"),
+    ]
+    opened, _, ended, _, drained = running.lines()[:5]
+    assert (opened["rank"], opened["root"]) == (0, str(tmp_path / "tree"))
+    assert opened["session"] == ended["session"]
+    assert opened["roles"] == ["rank"]
+    pem = Path(authority.credentials("rank").certificate).read_bytes()
+    assert opened["fingerprint"] == fingerprint_of(pem)
+    assert re.fullmatch(r"ipv4:127\.0\.0\.1:\d+", str(opened["peer"]))
+    assert drained["action"] == "drain"
+    assert not any("token" in line or "secret" in line for line in running.lines())
+
+
+def test_an_agent_reports_over_tls(authority: Authority, running: Served, tmp_path: Path, caplog):
+    """With its role it does; without, it says so and gives nothing up until it is let in."""
+    credentials = authority.credentials("reader")
+    own = tmp_path / "own"
+    own.mkdir()
+    files = Credentials(*(str(own / name) for name in ("ca", "certificate", "key")))
+    _copy(credentials, files)
+    settings = AgentSettings(
+        listen=f"unix:{own}/a.sock", state_dir=str(own), coordinator=running.address
+    )
+    agent = Agent(settings, files)
+    server = Server(settings.listen, (agent,))
+    agent.start()
+    try:
+        with connect(server.start()) as channel:
+            agent_pb2_grpc.AgentServiceStub(channel).OpenSession(request(tmp_path / "tree"))
+        wait_until(lambda: running.audit.read_text().count('"refused"') > 2)
+        told = [r for r in caplog.records if "Report is for agent" in r.message]
+        assert sorted(r.name for r in told) == ["rankdumpd.agent.report", "rankdumpd.gate"]
+        _copy(authority.credentials("agent"), files)
+        assert agent.drain(WAIT_S) == 0
+        assert agent.view().findings == ()
+    finally:
+        server.stop(0)
+        agent.stop()
+
+
+def _copy(source: Credentials, target: Credentials) -> None:
+    for name in ("ca", "certificate", "key"):
+        Path(getattr(target, name)).write_bytes(Path(getattr(source, name)).read_bytes())
+
+
+def test_the_workers_of_a_front_over_tls(authority: Authority, short_dir: Path, shows):
+    """Law: redirected ranks meet the certificate they know, and the front its workers."""
+    notified = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    notified.bind(f"{short_dir}/notify")
+    notified.settimeout(WAIT_S)
+    tls = authority.server("front")
+    environ = {
+        "RANKDUMPD_AGENT__LISTEN": "0.0.0.0:0",
+        "RANKDUMPD_AGENT__STATE_DIR": f"{short_dir}/state",
+        "RANKDUMPD_TLS__CA": tls.ca,
+        "RANKDUMPD_TLS__CERTIFICATE": tls.certificate,
+        "RANKDUMPD_TLS__KEY": tls.key,
+        "RANKDUMPD_LOG__AUDIT": f"{short_dir}/audit",
+        "NOTIFY_SOCKET": f"{short_dir}/notify",
+    }
+    log = short_dir / "log"
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "rankdumpd", "agent", "--workers", "2"],
+            env={**os.environ, **environ},
+            stdout=file,
+            stderr=file,
+            cwd=short_dir,
+        )
+    try:
+        with notified:
+            assert notified.recv(4096).split(b"\n")[0] == b"READY=1", log.read_text()
+        ports = re.findall(
+            r"INFO rankdumpd.lifecycle: listening on 0\.0\.0\.0:(\d+)", log.read_text()
+        )
+        address = f"localhost:{ports[-1]}"
+        rank = authority.credentials("rank")
+        dump(address, short_dir / "tree", rank)
+        shows(authority.credentials("operator"))
+        assert ask.drain(address, timeout_s=WAIT_S) == 0
+        view = ask.agent_status(address)
+        assert [each.rank for each in view.sessions] == [0]
+        assert view.findings == ()
+        assert len(list((short_dir / "tree").rglob("*.npy"))) == 1
+        asked = [json.loads(line) for line in Path(f"{short_dir}/audit").read_text().splitlines()]
+        assert {str(line["who"]) for line in asked} == {"rank", "operator", "front"}
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(WAIT_S) == 0
+
+
+def test_without_certificates_nothing_but_loopback(authority: Authority):
+    """The same address is served with certificates, and refused without."""
+    with pytest.raises(ConfigError, match=r"with certificates \(\[tls\]\)"):
+        Server("0.0.0.0:0", ()).start()
+    server = Server("0.0.0.0:0", (), tls=Certificates(authority.server("everywhere")))
+    assert server.start().startswith("0.0.0.0:")
+    server.stop(0)
+
+
+def test_every_role_may_ask_for_health_and_what_there_is(authority: Authority, running: Served):
+    """Also streams of theirs pass; a certificate without any role may not even that."""
+    with connect(running.address, authority.credentials("rank")) as channel:
+        health: Any = health_pb2_grpc.HealthStub(channel)
+        watch = health.Watch(health_pb2.HealthCheckRequest(), timeout=WAIT_S)
+        assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+        watch.cancel()
+        listing = reflection_pb2.ServerReflectionRequest(list_services="")
+        reflected: Any = reflection_pb2_grpc.ServerReflectionStub(channel)
+        (answered,) = reflected.ServerReflectionInfo(iter([listing]), timeout=WAIT_S)
+        assert len(answered.list_services_response.service) == 4
+    with connect(running.address, authority.credentials("nobody")) as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        with pytest.raises(grpc.RpcError, match="its roles are: none"):
+            health.Check(health_pb2.HealthCheckRequest(), timeout=WAIT_S)
+
+
+def test_a_socket_is_written_down_as_local(short_dir: Path, tmp_path: Path):
+    """Everything is allowed there, and all that is known of the caller is that it is here."""
+    agent = Agent(AgentSettings(listen=f"unix:{short_dir}/a", state_dir=f"{short_dir}/state"))
+    audit = tmp_path / "audit"
+    server = Server(f"unix:{short_dir}/a", (agent,), gate=Gate(audit=Audit(audit)))
+    agent.start()
+    try:
+        address = server.start()
+        dump(address, short_dir / "tree", Credentials())
+        assert ask.drain(address, timeout_s=WAIT_S) == 0
+    finally:
+        server.stop(0)
+        agent.stop()
+    lines = [json.loads(line) for line in audit.read_text().splitlines()]
+    assert [(line["what"], line["who"]) for line in lines] == [
+        ("call", "local"),
+        ("begin", "local"),
+        ("end", "local"),
+        ("call", "local"),
+    ]
+
+
+def test_an_audit_file_that_cannot_be(short_dir: Path):
+    """One line, and code 2, before anything listens."""
+    environ = os.environ | {
+        "RANKDUMPD_COORDINATOR__LISTEN": f"unix:{short_dir}/c",
+        "RANKDUMPD_COORDINATOR__STATE_DIR": f"{short_dir}/state",
+        "RANKDUMPD_LOG__AUDIT": f"{short_dir}/none/audit",
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "rankdumpd", "coordinator"],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+    )
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith("rankdumpd: settings: log.audit: ")

@@ -1,0 +1,228 @@
+"""What the ledger forgets of sessions that are over, and what it still knows of them."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from rankdump.contract.errors import DamagedError, ExhaustedError
+from rankdump.contract.events import Event, EventColumns, EventKind
+from rankdump.contract.exchange import IterationEnd, SessionEnd
+from rankdump.contract.figure_rows import FigureRows
+from rankdump.contract.status import IterationStatus, SessionState
+from rankdumpd.agent.ledger import Ledger, folding
+from rankdumpd.agent.progress import Progress
+from rankdumpd.agent.values import CountRow, Declared, Fate, Judged, Outcome, Ticket, dropped
+
+DAY_US = 86_400 * 10**6
+BALANCE = IterationStatus("job", "session", 0, 0, True)
+
+
+class Clock:
+    """Microseconds since the epoch, as the test says."""
+
+    now_us = 10 * DAY_US
+
+    def __call__(self) -> int:
+        return self.now_us
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def ledger(tmp_path: Path, clock: Clock):
+    ledger = Ledger(tmp_path / "state", now_us=clock)
+    yield ledger
+    ledger.close()
+
+
+@pytest.fixture
+def dump(ledger: Ledger, make_request, make_head, make_kind):
+    """Enters a session of two iterations that ended and one that did not."""
+
+    def entered(session_id: str = "session", *, closed: bool = True) -> None:
+        ledger.open_session(make_request(session_id=session_id))
+        number = 0
+        for iteration in range(3):
+            heads = [make_head(iteration=iteration, slot=slot) for slot in range(4)]
+            tickets = [Ticket(session_id, number + n) for n in range(1, 7)]
+            outcomes = [
+                *(
+                    Outcome(t, h, Fate.STORED, bytes_stored=9)
+                    for t, h in zip(tickets[:2], heads[:2], strict=True)
+                ),
+                Outcome(tickets[2], heads[2], Fate.LINKED),
+                dropped(tickets[3], heads[3], "disk_full"),
+            ]
+            columns = (make_kind(),) * 5, tuple(range(5)), ("1",) * 5
+            rows = FigureRows(iteration, *columns, degraded=True)
+            judged = Judged(tickets[4], rows, {"disk_low": [0, 3]}, b"rows")
+            ended = IterationEnd(iteration, 9)
+            end = Declared(tickets[5], ended, b"end")
+            ends = [end] if iteration < 2 else []
+            # As the committer has it: the watermark is that of the batch before.
+            ledger.commit(outcomes, [judged], ends, {session_id: number}, synced=False)
+            if ends:
+                ledger.iteration_ended(end.ticket, ended, (), BALANCE)
+            number += 6
+        if closed:
+            left = SessionEnd(3)
+            bye = Declared(Ticket(session_id, number), left, b"bye")
+            ledger.commit((), (), [bye], {session_id: number - 1}, synced=False)
+            ledger.session_ended(bye.ticket, left)
+
+    return entered
+
+
+def tidied(ledger: Ledger) -> None:
+    while ledger.tidy():
+        pass
+
+
+def rows_of(ledger: Ledger, table: str) -> int:
+    ((count,),) = ledger._select(f"SELECT COUNT(*) FROM {table}")
+    return count
+
+
+def sums(ledger: Ledger) -> Counter:
+    found: Counter = Counter()
+    for row in ledger.counts("session"):
+        assert isinstance(row, CountRow)
+        for name in ("records", "bytes_in", "bytes_stored"):
+            found[row.iteration, row.fate, row.reason, name] += getattr(row, name)
+    return found
+
+
+def known(ledger: Ledger) -> set[int]:
+    row = ledger.find("session")
+    assert row is not None
+    progress = Progress(row.watermark, ledger.committed_beyond("session", row.watermark))
+    return {number for number in range(1, 30) if number in progress}
+
+
+@pytest.mark.parametrize("at_once", [4096, 3])
+def test_rows_of_a_closed_session_go_after_a_day_and_their_sums_stay(
+    ledger, dump, clock, monkeypatch, at_once
+):
+    """Balances, ends and known numbers are what they were; rows that did not end stay."""
+    monkeypatch.setattr(folding, "AT_ONCE", at_once)
+    dump()
+    before, ends, numbers = sums(ledger), ledger.ends("session"), known(ledger)
+    clock.now_us += DAY_US - 1
+    tidied(ledger)
+    assert rows_of(ledger, "records") == 12
+    clock.now_us += 1
+    tidied(ledger)
+    assert (sums(ledger), ledger.ends("session"), known(ledger)) == (before, ends, numbers)
+    assert rows_of(ledger, "records") == 4
+    assert rows_of(ledger, "figures") == 1
+    assert rows_of(ledger, "declarations") == 1
+    assert ledger.kept("session", 0) == []
+    assert not ledger.tidy()
+
+
+def test_what_the_coordinator_has_to_be_told_stays(tmp_path, make_request, clock):
+    """A declaration whose events nobody has heard of yet outlives the day."""
+    ledger = Ledger(tmp_path / "state", report_bytes=1 << 20, now_us=clock)
+    ledger.open_session(make_request())
+    columns = EventColumns.of([Event(0, 0, 0, 0, "op", EventKind.OPERATOR, 1, 2)])
+    events = Declared(Ticket("session", 1), columns, b"events")
+    end = Declared(Ticket("session", 2), IterationEnd(0, 0), b"end")
+    ledger.commit((), (), [events, end], {"session": 2}, synced=False)
+    ledger.iteration_ended(end.ticket, IterationEnd(0, 0), (), BALANCE)
+    ledger.session_ended(Ticket("session", 3), SessionEnd(1))
+    clock.now_us += 2 * DAY_US
+    tidied(ledger)
+    told, balance = ledger.log.items(0)
+    assert told.body == b"events"
+    ledger.log.acknowledged(balance.number)
+    ledger.open_session(make_request())
+    ledger.left(["session"])
+    clock.now_us += 2 * DAY_US
+    tidied(ledger)
+    assert rows_of(ledger, "declarations") == 0
+    ledger.close()
+
+
+def test_forget_takes_one_iteration(ledger, dump):
+    """An iteration whose files went is folded at once; its neighbours keep their rows."""
+    dump(closed=False)
+    before, numbers = sums(ledger), known(ledger)
+    ledger.forget("session", 0)
+    ledger.forget("session", 0)
+    ledger.forget("session", 2)
+    assert (sums(ledger), known(ledger)) == (before, numbers)
+    assert ledger.kept("session", 0) == []
+    assert len(ledger.kept("session", 1)) == len(ledger.kept("session", 2)) == 4
+
+
+def test_a_number_that_was_folded_is_not_taken_again(ledger, dump, make_head, clock):
+    """What a rank sends again after all that time changes nothing."""
+    dump()
+    clock.now_us += DAY_US
+    tidied(ledger)
+    assert known(ledger) >= set(range(1, 13))
+
+
+def test_a_rank_that_is_lost_for_good_is_not_restored(ledger, dump, make_request, clock, tmp_path):
+    """For a day it is expected; it is found when it comes after that, and expected again."""
+    dump(closed=False)
+    ledger.left(["session"])
+    assert [row.request.session_id for row in ledger.unfinished()] == ["session"]
+    clock.now_us += DAY_US
+    assert ledger.unfinished() == []
+    ledger.close()
+    again = Ledger(tmp_path / "state", now_us=clock)
+    assert again.unfinished() == []
+    row = again.find("session")
+    assert row is not None
+    assert row.state is SessionState.OPEN
+    again.open_session(make_request())
+    assert len(again.unfinished()) == 1
+    again.close()
+
+
+def test_a_lost_rank_with_something_to_be_done_is_restored(ledger, make_request, clock):
+    """What waits for its disk is not forgotten, however long it waits."""
+    ledger.open_session(make_request())
+    end = Declared(Ticket("session", 1), IterationEnd(0, 0), b"end")
+    ledger.commit((), (), [end], {"session": 1}, synced=False)
+    ledger.left(["session"])
+    clock.now_us += 9 * DAY_US
+    tidied(ledger)
+    assert len(ledger.unfinished()) == 1
+    assert ledger.unapplied("session") == [b"end"]
+
+
+def test_a_state_folder_without_room_says_so(tmp_path, monkeypatch):
+    """It is a fault that passes, with an exit status of its own, and no mistake in a setting."""
+    real = sqlite3.connect
+
+    class Full(sqlite3.Connection):
+        def executescript(self, *_):
+            raise sqlite3.OperationalError("database or disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sqlite3, "connect", lambda *a, **k: real(*a, **k, factory=Full))
+        with pytest.raises(ExhaustedError, match=r"agent.state_dir: .* has no space: .*full"):
+            Ledger(tmp_path / "state")
+    Ledger(tmp_path / "state").close()
+
+
+@pytest.mark.parametrize("keeps", [0, 4096])
+def test_a_damaged_ledger_is_said_in_one_line(ledger, dump, tmp_path, keeps):
+    """Neither a header nor a page that is not SQLite's is taken for a setting that is wrong."""
+    dump()
+    ledger.close()
+    path = tmp_path / "state" / "ledger.sqlite"
+    data = path.read_bytes()
+    path.write_bytes(data[:keeps] + b"\xff" * (len(data) - keeps))
+    for _ in range(2):
+        with pytest.raises(DamagedError, match=r"ledger\.sqlite is damaged|damaged database"):
+            Ledger(tmp_path / "state")

@@ -1,0 +1,133 @@
+"""The audit file: whole lines, for its owner and group, whatever happens to the disk."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankdump.contract.errors import ConfigError
+from rankdumpd import audit as module
+from rankdumpd.audit import KEPT_FILES, Audit
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "audit.jsonl"
+
+
+def test_a_line_says_when_and_what(path: Path):
+    """Control characters stay inside their line, long texts are cut."""
+    audit = Audit(path, clock=lambda: 1.5)
+    audit.add("call", {"who": "local", "job": "a\nb", "root": "x" * 9999, "rank": 3})
+    audit.close()
+    (line,) = lines(path)
+    assert line == {
+        "time": "1970-01-01T00:00:01.500000+00:00",
+        "what": "call",
+        "who": "local",
+        "job": "a\nb",
+        "root": "x" * 512,
+        "rank": 3,
+    }
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+
+
+def test_a_link_is_not_followed(path: Path, tmp_path: Path):
+    """Nor a pipe waited for, nor a folder made: each is one clear line at the start."""
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match=r"log\.audit"):
+        Audit(path)
+    assert not (tmp_path / "elsewhere").exists()
+    os.mkfifo(tmp_path / "pipe")
+    for there in (tmp_path / "pipe", tmp_path / "none" / "a", tmp_path):
+        with pytest.raises(ConfigError, match=r"log\.audit"):
+            Audit(there)
+
+
+def test_files_are_kept_by_number(path: Path):
+    """Each is as long as allowed, the oldest ones go, and no line is in two."""
+    audit = Audit(path, most_bytes=200)
+    for number in range(40):
+        audit.add("call", {"number": number})
+    audit.close()
+    files = [path, *(path.with_name(f"{path.name}.{n}") for n in range(1, KEPT_FILES))]
+    assert all(0 < file.stat().st_size <= 200 for file in files)
+    assert not path.with_name(f"{path.name}.{KEPT_FILES}").exists()
+    kept = [line["number"] for file in reversed(files) for line in lines(file)]
+    assert kept == list(range(40 - len(kept), 40))
+
+
+def test_several_processes_may_write_one_file(path: Path):
+    """Law: with a rotation under the others' hands every line is in one file, once and whole."""
+    audits = [Audit(path, most_bytes=60_000) for _ in range(3)]
+
+    def add(which: int) -> None:
+        for number in range(300):
+            audits[which].add("call", {"number": which * 1000 + number})
+
+    threads = [threading.Thread(target=add, args=(which,)) for which in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for each in audits:
+        each.close()
+    found = [line["number"] for file in path.parent.iterdir() for line in lines(file)]
+    assert sorted(found) == sorted(w * 1000 + n for w in range(3) for n in range(300))
+    assert len(list(path.parent.iterdir())) > 1
+
+
+def test_a_file_that_was_moved_away_is_made_again(path: Path):
+    """As logrotate does it."""
+    audit = Audit(path)
+    audit.add("call", {"number": 0})
+    path.rename(path.with_suffix(".old"))
+    audit.add("call", {"number": 1})
+    audit.close()
+    assert [line["number"] for line in lines(path)] == [1]
+
+
+def test_a_full_disk_is_counted_and_said_once(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """Law: half a line never stays, and the file says how many lines it lacks."""
+    audit = Audit(path)
+    audit.add("call", {"number": 0})
+    write = os.write
+    with monkeypatch.context() as full:
+        full.setattr(module.os, "write", lambda fd, data: write(fd, data[:10]))
+        audit.add("call", {"number": 1})
+
+        def fail(_fd: int, _data: bytes) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        full.setattr(module.os, "write", fail)
+        audit.add("call", {"number": 2})
+    assert audit.lost == 2
+    assert len([r for r in caplog.records if "lines are lost" in r.message]) == 1
+    audit.add("call", {"number": 3})
+    audit.close()
+    assert [(line["what"], line.get("number", line.get("lines"))) for line in lines(path)] == [
+        ("call", 0),
+        ("lost", 2),
+        ("call", 3),
+    ]
+    assert audit.lost == 0
+
+
+def test_a_device_that_is_full_from_the_start_ends_nothing():
+    audit = Audit(Path("/dev/full"))
+    audit.add("call", {})
+    assert audit.lost == 1
+    audit.close()

@@ -1,0 +1,128 @@
+"""Who may call what: the table, and what is said to those who may not."""
+
+from __future__ import annotations
+
+import pytest
+from google.protobuf import descriptor_pool
+from grpc_health.v1 import health
+from grpc_reflection.v1alpha import reflection
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankdump.contract.plan import DumpPlan, Output
+from rankdump.contract.plan_json import plan_to_json
+from rankdump.wire.v1 import agent_pb2, coordinator_pb2, metrics_pb2
+from rankdumpd.callers import LOCAL, METHODS, ROLES, Caller, about, refusal, roles_in
+
+OURS = [
+    service.full_name
+    for file in (agent_pb2, coordinator_pb2, metrics_pb2)
+    for service in file.DESCRIPTOR.services_by_name.values()
+]
+SERVICES = [*OURS, health.SERVICE_NAME, reflection.SERVICE_NAME]
+OPEN = ("/grpc.health", "/grpc.reflection")
+
+
+def methods_of(service: str) -> list[str]:
+    found = descriptor_pool.Default().FindServiceByName(service)
+    return [f"/{service}/{method.name}" for method in found.methods]
+
+
+def caller(*roles: str) -> Caller:
+    return Caller("somebody", frozenset(roles), "f" * 64, "ipv4:1.2.3.4:5")
+
+
+def may(role: str) -> set[str]:
+    return {m for m in METHODS if not refusal(m, caller(role), revoked=frozenset())}
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_every_method_is_in_the_table(service: str):
+    """Law: no method of a service that is registered was forgotten."""
+    assert set(methods_of(service)) <= set(METHODS)
+
+
+def test_what_each_role_may():
+    """Readers change nothing, ranks read nothing, and only agents report."""
+    short = {role: {m.rpartition(".")[2] for m in may(role) if m[1:5] != "grpc"} for role in ROLES}
+    reads = {
+        "AgentService/Status",
+        "CoordinatorService/Status",
+        "CoordinatorService/Order",
+        "CoordinatorService/Hints",
+        "MetricsService/Metrics",
+    }
+    assert short == {
+        "agent": {"CoordinatorService/Report", "CoordinatorService/Clock"},
+        "operator": reads | {"AgentService/Control"},
+        "reader": reads,
+        "rank": {"AgentService/OpenSession", "AgentService/Push"},
+    }
+
+
+def test_health_and_reflection_are_for_every_role_and_for_nobody_without():
+    for method in METHODS:
+        if method.startswith(OPEN):
+            assert not any(refusal(method, caller(r), revoked=frozenset()) for r in ROLES)
+        assert "its roles are: none" in refusal(method, caller(), revoked=frozenset())
+
+
+@given(st.text(max_size=40), st.sets(st.sampled_from(ROLES)))
+def test_a_method_that_nobody_listed_is_for_nobody(method: str, roles: set[str]):
+    """Law: what is new is closed until the table says for whom it is."""
+    assert method in METHODS or "is for nobody" in refusal(
+        method, caller(*roles), revoked=frozenset()
+    )
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_socket_lets_everybody_in(method: str):
+    assert not refusal(method, LOCAL, revoked=frozenset({""}))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_revoked_is_revoked_for_everything(method: str):
+    """Even the front's own certificate."""
+    who = caller(*ROLES)
+    listed = frozenset({who.fingerprint})
+    assert refusal(method, who, revoked=listed, own=who.fingerprint).endswith("is revoked")
+
+
+def test_the_own_certificate_may_do_everything_where_that_is_asked_for():
+    who = caller("agent")
+    method = "/rankdump.wire.v1.AgentService/Control"
+    assert "AgentService/Control is for operator, and its roles are: agent" in refusal(
+        method, who, revoked=frozenset()
+    )
+    assert not refusal(method, who, revoked=frozenset(), own=who.fingerprint)
+
+
+@given(st.lists(st.text(max_size=30)))
+def test_roles_come_from_known_uris_alone(uris: list[str]):
+    """Law: whatever a certificate says, its roles are some of those there are."""
+    assert roles_in([*uris, "rankdump://role/rank", "rankdump://role/root"]) <= set(ROLES)
+    assert roles_in(
+        ["RANKDUMP://role/rank", "rankdump://role/rank/x", " rankdump://role/rank"]
+    ) == (frozenset())
+
+
+def test_what_is_written_down_of_a_request():
+    """Names of what it is about, and no secret."""
+    plan = plan_to_json(DumpPlan(Output(root="/var/dump")))
+    opened = agent_pb2.OpenSessionRequest(
+        job_id="j", session_id="s", rank=3, plan_json=plan, secret=b"hush"
+    )
+    assert about(opened) == {"job": "j", "session": "s", "rank": 3, "root": "/var/dump"}
+    opened.plan_json = b"{"
+    assert about(opened)["root"] == ""
+    hello = agent_pb2.PushRequest(hello=agent_pb2.Hello(session_id="s", token=b"hush"))
+    assert about(hello) == {"session": "s"}
+    drain, none = agent_pb2.ControlRequest(drain=agent_pb2.Drain()), agent_pb2.ControlRequest()
+    assert (about(drain), about(none)) == ({"action": "drain"}, {"action": "none"})
+    for pinned, action in ((True, "pin"), (False, "unpin")):
+        pin = agent_pb2.ControlRequest(pin=agent_pb2.Pin(job_id="j", pinned=pinned))
+        assert about(pin) == {"action": action, "job": "j"}
+    report = coordinator_pb2.ReportRequest(agent_id="a", host="h")
+    assert about(report) == {"agent": "a", "host": "h"}
+    assert about(coordinator_pb2.OrderRequest(job_id="j")) == {"job": "j"}
+    assert about(agent_pb2.AgentStatusRequest()) == {}
