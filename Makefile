@@ -6,7 +6,7 @@ PROTOS := $(wildcard proto/rankdump/*/v1/*.proto)
 PROTO_TOOLS := grpcio-tools==1.62.3 mypy-protobuf==3.6.0 setuptools==75.8.0
 SOURCES := client daemon tests bench examples
 
-.PHONY: setup demo test test-mindspore test-deploy deb check proto \
+.PHONY: setup demo test test-mindspore test-deploy soak deb check proto \
   proto-check schema bench bench-peers peers fuzz clean
 
 setup: .venv/ready
@@ -57,6 +57,16 @@ proto-check: build/proto-venv/ready
 # What `rankdump status --json` prints, for scripts; a test compares.
 schema: setup
 	$(BIN)/python tests/suites/status_schema.py > docs/status.schema.json
+
+# Every fault at once for minutes, on two agents, a coordinator and eight ranks; what it counted goes
+# to build/soak.json. Needs `unshare -rm`. ONLY="kill_agent cut" plays these kinds alone.
+SEED ?= 1
+SECONDS ?= 600
+FAULTS ?= 500
+soak: setup
+	mkdir -p build
+	PYTHONPATH=tests:client:daemon $(BIN)/python -m faults --seed $(SEED) --seconds $(SECONDS) \
+	  --faults $(FAULTS) $(if $(ONLY),--only $(ONLY)) --json > build/soak.json
 
 bench: setup
 	$(BIN)/python -m bench all --json

@@ -13,10 +13,12 @@ from fuzz.pieces import joined
 from fuzz.seeds_of_files import FILES
 from fuzz.streams import PLANS, RING_BYTES
 from fuzz.targets import CORPUS
+from xxhash import xxh3_128_digest
 
 from rankdump.contract.figure_rows import FigureRows
 from rankdump.contract.plan_json import plan_to_json
-from rankdump.contract.slab import RING_OFFSET, SlabWriter, format_slab, slab_bytes
+from rankdump.contract.slab import RING_OFFSET, format_slab, slab_bytes
+from rankdump.contract.slab_writer import SlabWriter
 from rankdump.wire import views
 from rankdump.wire.convert import (
     session_grant_to_wire,
@@ -72,10 +74,12 @@ def _slab() -> bytes:
     data = samples.VALUES.tobytes()
     for sequence in range(1, 5):
         frame = agent_pb2.Frame(sequence=sequence).SerializeToString() + record_body(samples.HEAD)
-        room = writer.reserve(frame, len(data))
+        room = writer.reserve(frame, len(data), sequence=sequence, mark=1)
         assert room is not None
         room.data[:] = data
         (writer.abandon if sequence == 3 else writer.commit)(room)
+        if sequence == 2:
+            writer.seal(writer.written, lambda _, elements: xxh3_128_digest(elements))
     end = RING_OFFSET + writer.written
     written = writer.written.to_bytes(8, "little")
     return bytes(8) + written + bytes(memory[RING_OFFSET:end])

@@ -12,7 +12,15 @@ from rankdump.contract.figure_rows import FigureRows
 from rankdump.contract.graph import GraphPart
 from rankdump.contract.plan import Content, DumpPlan, Output
 from rankdump.contract.selection import YES, Verdict
-from rankdump.contract.slab import RING_OFFSET, SlabReader, format_slab, slab_bytes
+from rankdump.contract.slab import (
+    RELEASED_AT,
+    RING_OFFSET,
+    WRITTEN_AT,
+    Memory,
+    format_slab,
+    slab_bytes,
+)
+from rankdump.contract.slab_reader import Entry, SlabReader
 from rankdump.contract.status import StatusView
 from rankdump.wire import convert
 from rankdump.wire.v1 import agent_pb2
@@ -30,7 +38,6 @@ from rankdumpd.agent.values import Declared, Judged, Outcome, Parcel, dropped
 
 SESSION = "session-1"
 RING_BYTES = 1 << 16
-_WRITTEN, _RELEASED = 64, 128
 _MOST_RECORD_BYTES = 16 << 20
 PLANS = (
     DumpPlan(Output("/trees/a", "Net")),
@@ -161,20 +168,26 @@ def slabs(data: bytes) -> None:
     which, rest = chosen(data, len(PLANS))
     memory = memoryview(bytearray(slab_bytes(RING_BYTES)))
     format_slab(memory)
+    store = Memory(memory)
     released = int.from_bytes(rest[:8], "little")
-    memory[_RELEASED : _RELEASED + 8] = released.to_bytes(8, "little")
-    memory[_WRITTEN : _WRITTEN + 8] = rest[8:16].ljust(8, b"\0")
+    store.put_number(RELEASED_AT, released)
+    store.put_number(WRITTEN_AT, int.from_bytes(rest[8:16], "little"))
     begin = RING_OFFSET + released % RING_BYTES
     ring = rest[16 : 16 + len(memory) - begin]
     memory[begin : begin + len(ring)] = ring
-    agent, reader = _Agent(PLANS[which]), SlabReader(memory)
+    agent, reader = _Agent(PLANS[which]), SlabReader(store)
     try:
         for entry in reader.entries():
-            agent.take(bytes(entry.frame), entry.data, "" if entry.whole else "copy_failed")
+            _taken(agent, reader, entry, "copy_failed")
         for entry in reader.remains():
-            agent.take(bytes(entry.frame), entry.data, "" if entry.whole else "torn")
+            _taken(agent, reader, entry, "torn")
     finally:
         agent.end()
+
+
+def _taken(agent: _Agent, reader: SlabReader, entry: Entry, lost: str) -> None:
+    if not entry.damaged:
+        agent.take(bytes(entry.frame), reader.data(entry), "" if entry.whole else lost)
 
 
 def requests(data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""What is done to single files, by descriptor or by path."""
+"""What is done to single files, by descriptor."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import errno
 import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from rankdump.codec import Buffer
 
@@ -69,32 +68,7 @@ def cut_torn(descriptor: int) -> int:
     return end
 
 
-def discard(path: str) -> None:
-    """Remove a file, if that is possible."""
+def discard(name: str, folder: int) -> None:
+    """Remove a file of an open folder, if that is possible."""
     with contextlib.suppress(OSError):
-        os.unlink(path)
-
-
-def sync_folder(path: Path) -> None:
-    """Make the names in a folder survive a power loss."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def make_folders(folder: Path, mode: int, *, synced: bool) -> None:
-    """Make a folder and those above it, where they are not there, with that mode."""
-    missing: list[Path] = []
-    while not folder.is_dir():
-        missing.append(folder)
-        folder = folder.parent
-    for path in reversed(missing):
-        try:
-            path.mkdir()
-        except FileExistsError:
-            continue
-        path.chmod(mode)
-        if synced:
-            sync_folder(path.parent)
+        os.unlink(name, dir_fd=folder)

@@ -14,10 +14,10 @@ from rankdump.contract.exchange import RecordHead
 from rankdump.contract.key import TensorKey
 from rankdump.contract.layout.layouts import Layout
 from rankdump.contract.layout.place import Place, Stand
+from rankdumpd.agent.folders import OutsideRootError
 from rankdumpd.agent.lines import Lines
 from rankdumpd.agent.members import Membership, member_text
 from rankdumpd.agent.names import Names
-from rankdumpd.agent.rooted import OutsideRootError
 from rankdumpd.agent.tree import Tree
 from rankdumpd.agent.values import (
     Encoded,
@@ -30,6 +30,13 @@ from rankdumpd.agent.values import (
 
 NAME_TAKEN = "name_taken"
 """Another tensor of the dump has the name of its file."""
+
+_REASONS = {
+    errno.ENOSPC: "disk_full",
+    errno.EDQUOT: "disk_full",
+    errno.EMFILE: "no_descriptors",
+    errno.ENFILE: "no_descriptors",
+}
 
 _log = logging.getLogger(__name__)
 
@@ -155,4 +162,4 @@ def reason_of(error: OSError) -> str:
     """Return the word under which a failed write is counted."""
     if isinstance(error, OutsideRootError):
         return "outside_root"
-    return "disk_full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "write_error"
+    return _REASONS.get(error.errno or 0, "write_error")

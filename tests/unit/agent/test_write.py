@@ -89,6 +89,8 @@ def test_hostile_names_stay_in_their_folder(make_head, tmp_path, name):
         (errno.EDQUOT, "disk_full"),
         (errno.EIO, "write_error"),
         (errno.EROFS, "write_error"),
+        (errno.EMFILE, "no_descriptors"),
+        (errno.ENFILE, "no_descriptors"),
     ],
 )
 def test_failing_disk_is_a_reason_and_leaves_nothing(make_head, tmp_path, caplog, number, reason):
