@@ -13,7 +13,7 @@ MOST_CORPUS_BYTES = 300_000
 ROOM_BYTES = 24 << 20
 """What a decoder may take whatever it is given: a slab, a record's room."""
 TIMES_INPUT = 256
-EXAMPLES = 60
+EXAMPLES = 200
 
 
 def test_every_target_has_its_corpus():
