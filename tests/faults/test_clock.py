@@ -25,7 +25,6 @@ def test_steps_of_the_clock_within_a_session(stand: Stand, step_us: int):
     assert stand.stored() == 4 * EACH
 
 
-@pytest.mark.xfail(strict=True, reason="a file of an earlier session is replaced unseen")
 def test_a_rank_that_starts_again_at_the_very_same_time(stand: Stand, monkeypatch):
     """Law: of two tensors with one name and one time both are there, or one is counted."""
     for value in range(2):

@@ -8,7 +8,7 @@ import stat
 from collections.abc import Callable
 
 from rankdumpd.agent.elements import Descriptor
-from rankdumpd.agent.files import WriteAll, copy_end, discard
+from rankdumpd.agent.files import WriteAll, copy_end, discard, rename_new
 from rankdumpd.agent.folders import sync_folder
 from rankdumpd.agent.members import Piece
 from rankdumpd.agent.rooted import Rooted
@@ -51,12 +51,10 @@ class Growing(Rooted):
             if replaces:
                 os.rename(temporary, name, src_dir_fd=at, dst_dir_fd=at)
             else:
-                os.link(temporary, name, src_dir_fd=at, dst_dir_fd=at, follow_symlinks=False)
+                rename_new(temporary, name, at)
         except BaseException:
             discard(temporary, at)
             raise
-        if not replaces:
-            discard(temporary, at)
         self._make_sure(where, name, stamp)
         return stamp
 

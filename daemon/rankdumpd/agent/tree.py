@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from rankdump.codec import Buffer
 from rankdumpd.agent.elements import Descriptor
-from rankdumpd.agent.files import WriteAll, cut_torn, discard, write_all
+from rankdumpd.agent.files import WriteAll, cut_torn, discard, rename_new, write_all
 from rankdumpd.agent.folders import sync_folder
 from rankdumpd.agent.growing import Growing, stamp_of
 from rankdumpd.agent.members import Piece
@@ -103,7 +103,8 @@ class Tree(Growing):
                 sync_folder(where)
 
     def link(self, original: Original, folder: str, name: str, *, mark: str) -> None:
-        """Give a file one more name, at one blow; OSError when it is not as it was written.
+        """Give a file one more name, at one blow; OSError when it is not as it was written, and
+        FileExistsError when something has that name already.
 
         The mark is one of `put`, under the same rule.
         """
@@ -122,10 +123,15 @@ class Tree(Growing):
             mode = stat.S_IFREG | self._file_mode
             if facts.st_mode != mode or stamp_of(facts) != original.stamp:
                 raise OSError(errno.ESTALE, "not the file that was written", original.path)
-            os.rename(temporary, name, src_dir_fd=at, dst_dir_fd=at)
-        finally:
-            # Where the name is a link to the same file already, renaming leaves both names.
+            rename_new(temporary, name, at)
+        except FileExistsError:
             discard(temporary, at)
+            # Linked already: it was sent again.
+            if os.stat(name, dir_fd=at, follow_symlinks=False).st_ino != original.stamp.inode:
+                raise
+        except BaseException:
+            discard(temporary, at)
+            raise
         self._make_sure(where, name, original.stamp)
 
     def claim(self, folder: str, name: str, who: str) -> bool:

@@ -67,10 +67,9 @@ class Writer:
         place = self._place(key, encoded)
         try:
             self._names.note(place)
-            # Where no time is in the name, what has it already may be another tensor.
-            again = self._layout.api is None
             parts, mark = encoded.parts, _mark(record)
-            stamp = self._tree.put(place.folder, place.name, parts, mark=mark, replaces=again)
+            # What has the name already may be another tensor: no name says its session.
+            stamp = self._tree.put(place.folder, place.name, parts, mark=mark, replaces=False)
         except FileExistsError as error:
             if not self._is_there(place, encoded):
                 self._log_once(logging.ERROR, "gives two tensors one name", error, record)
@@ -98,11 +97,11 @@ class Writer:
         place = self._layout.place_of(key, self._stand, codec_of(original.path).suffix)
         if place.path == original.path:
             return None  # sent again: its own file is no other's
-        if self._layout.api is not None and self._tree.has(place.folder, place.name):
-            return None
         try:
             self._names.note(place)
             self._tree.link(original, place.folder, place.name, mark=_mark(record))
+        except FileExistsError:
+            return None
         except OSError as error:
             self._log_once(logging.INFO, "writes copies where it cannot link", error, record)
             return None
