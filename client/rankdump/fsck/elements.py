@@ -89,9 +89,10 @@ def _check_form(form: NpyForm, head: bytes, record: ManifestRecord) -> None:
     if not same:
         raise DamagedError(f"elements of {form.dtype}, its manifest says {record.dtype}")
     found = _DESCR.search(head)
-    descr = found[1].decode("latin-1") if found is not None else ""
+    descr: str = found[1].decode("latin-1") if found is not None else ""
     # Of the spellings of a type that mean the same only one is ever written.
-    usual = form.bfloat16 or (descr != "" and str(np.dtype(descr).str) == descr)
+    spelt: str = np.dtype(descr).str if descr else ""
+    usual = form.bfloat16 or (spelt != "" and spelt == descr)
     if not usual or all(head != write(descr, form) for write in _HEADERS):
         raise DamagedError("its header is none that MindSpore, numpy or an agent writes")
 
