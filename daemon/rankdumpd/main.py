@@ -20,6 +20,7 @@ from rankdumpd.agent.slabs.place import group_of
 from rankdumpd.audit import Audit
 from rankdumpd.certs.command import certs
 from rankdumpd.coordinator.service import Coordinator
+from rankdumpd.endpoint import Endpoint, Metrics
 from rankdumpd.front.service import Front, bring_home_alone
 from rankdumpd.gate import Gate
 from rankdumpd.ingest.command import take_over
@@ -27,6 +28,7 @@ from rankdumpd.ingest.service import IngestRoom
 from rankdumpd.ingest.source import check_apart
 from rankdumpd.ingest.values import Task
 from rankdumpd.leash import Leash
+from rankdumpd.meters import Meters
 from rankdumpd.server import Server, Service, socket_path
 from rankdumpd.settings import AgentSettings, Settings, load
 from rankdumpd.tls import Certificates, Revoked, nobody
@@ -151,17 +153,31 @@ def _with_workers(settings: AgentSettings, workers: int | None) -> AgentSettings
     return settings if workers is None else dataclasses.replace(settings, workers=workers)
 
 
-def _agent(settings: Settings) -> Agent | Front:
+def _agent(settings: Settings, meters: Meters) -> Agent | Front:
     machine.give_way(settings.agent.nice)
     if settings.agent.workers > 1:
-        return Front(settings, os.environ)
+        return Front(settings, os.environ, meters=meters)
     bring_home_alone(settings.agent)
     tls = settings.tls
-    return Agent(settings.agent, Credentials(tls.ca, tls.certificate, tls.key))
+    return Agent(settings.agent, Credentials(tls.ca, tls.certificate, tls.key), meters=meters)
+
+
+def _metrics(
+    settings: Settings, meters: Meters, *halves: Agent | Front | Coordinator
+) -> tuple[Metrics, tuple[Endpoint, ...]]:
+    """Return what a process says of itself, and the page it is on where one is wished for."""
+    metrics = Metrics((meters.samples, *(half.samples for half in halves)))
+    listen = settings.metrics.listen
+    return metrics, (Endpoint(listen, metrics, settings.tls),) if listen else ()
 
 
 def _door(
-    settings: Settings, address: str, services: Sequence[Service], *, below_front: bool = False
+    settings: Settings,
+    address: str,
+    services: Sequence[Service],
+    meters: Meters,
+    *,
+    below_front: bool = False,
 ) -> Server:
     """Return the server of a process, with what protects it."""
     tls = settings.tls
@@ -172,7 +188,9 @@ def _door(
         shown = Certificates(tls, told)
         revoked = Revoked(Path(tls.revoked), told) if tls.revoked else None
     if shown or audit:
-        gate = Gate(certificates=shown, revoked=revoked, audit=audit, own_may=below_front)
+        gate = Gate(
+            certificates=shown, revoked=revoked, audit=audit, own_may=below_front, meters=meters
+        )
     group = group_of(settings.agent.runtime_group)
     return Server(address, services, tls=shown, gate=gate, group=group)
 
@@ -195,24 +213,34 @@ def _ingest(settings: AgentSettings) -> tuple[IngestRoom, ...]:
 def _serve_agent(settings: Settings, leash: Leash | None) -> int:
     # A folder is followed once on a host, by whoever is above the workers.
     ingest = () if leash else _ingest(settings.agent)
-    agent = _agent(settings)
-    server = _door(settings, settings.agent.listen, (agent,), below_front=bool(leash))
+    meters = Meters()
+    agent = _agent(settings, meters)
+    metrics, page = _metrics(settings, meters, agent)
+    services = (agent, metrics)
+    server = _door(settings, settings.agent.listen, services, meters, below_front=bool(leash))
     timeout_s = settings.agent.drain_timeout_s
-    return lifecycle.run((agent, *ingest), server, drain_timeout_s=timeout_s, leash=leash)
+    rooms = (agent, *ingest, *page)
+    return lifecycle.run(rooms, server, drain_timeout_s=timeout_s, leash=leash)
 
 
 def _serve_coordinator(settings: Settings) -> int:
-    coordinator = Coordinator(settings.coordinator)
-    server = _door(settings, settings.coordinator.listen, (coordinator,))
-    return lifecycle.run((coordinator,), server, drain_timeout_s=settings.agent.drain_timeout_s)
+    meters = Meters()
+    coordinator = Coordinator(settings.coordinator, meters=meters)
+    metrics, page = _metrics(settings, meters, coordinator)
+    server = _door(settings, settings.coordinator.listen, (coordinator, metrics), meters)
+    rooms = (coordinator, *page)
+    return lifecycle.run(rooms, server, drain_timeout_s=settings.agent.drain_timeout_s)
 
 
 def _serve_both(settings: Settings, *, ends_with_job: bool) -> int:
     ingest = _ingest(settings.agent)
-    agent = _agent(settings)
-    coordinator = Coordinator(settings.coordinator, ends_with_job=ends_with_job)
-    server = _door(settings, settings.agent.listen, (agent, coordinator))
-    rooms = (agent, *ingest, coordinator)
+    meters = Meters()
+    agent = _agent(settings, meters)
+    coordinator = Coordinator(settings.coordinator, ends_with_job=ends_with_job, meters=meters)
+    metrics, page = _metrics(settings, meters, agent, coordinator)
+    services = (agent, coordinator, metrics)
+    server = _door(settings, settings.agent.listen, services, meters)
+    rooms = (agent, *ingest, coordinator, *page)
     return lifecycle.run(rooms, server, drain_timeout_s=settings.agent.drain_timeout_s)
 
 

@@ -15,6 +15,7 @@ from rankdumpd.agent.ledger import Ledger
 from rankdumpd.agent.sessions import Listener, Session
 from rankdumpd.agent.sessions.introduced import introduce
 from rankdumpd.agent.values import Declared, SessionRow
+from rankdumpd.meters import Meters
 
 MAX_CLOSED_SESSIONS = 1024
 
@@ -31,12 +32,14 @@ class Registry:
         max_record_bytes: int,
         room: Callable[[int], str],
         read_declared: Callable[[bytes, str], Declared],
+        meters: Meters,
     ) -> None:
         """Ask `room` with the sessions that are connected why there is none for another."""
         self._ledger = ledger
         self._room = room
         self._max_record_bytes = max_record_bytes
         self._read_declared = read_declared
+        self._meters = meters
         self._lock = threading.RLock()
         self._sessions: dict[str, Session] = {}
         self._draining = False
@@ -70,6 +73,7 @@ class Registry:
             session.reopen(request)
             self._sessions[request.session_id] = session
             self._forget_closed()
+        self._meters.add("rankdump_agent_opened_sessions_total")
         return SessionGrant(
             token=session.token,
             acknowledged=session.acknowledged,

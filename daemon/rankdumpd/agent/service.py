@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 import grpc
 
 from rankdump.contract.errors import DamagedError
+from rankdump.contract.room import DiskStatus, MemoryStatus, MetricSample
 from rankdump.contract.status import Load, StatusView
 from rankdump.wire.channel import Credentials
 from rankdump.wire.v1 import agent_pb2_grpc
@@ -26,6 +28,7 @@ from rankdumpd.agent.encode import encode, encode_bin, examine
 from rankdumpd.agent.intake import Intake
 from rankdumpd.agent.ledger import Ledger
 from rankdumpd.agent.mailbox import Mailbox
+from rankdumpd.agent.metered import of_memory, of_report, of_status
 from rankdumpd.agent.pipeline import Workers
 from rankdumpd.agent.registry import Registry
 from rankdumpd.agent.report import Reporter
@@ -37,6 +40,8 @@ from rankdumpd.agent.slabs.cap import share_out
 from rankdumpd.agent.slabs.place import folder_for, group_of
 from rankdumpd.agent.stream import OpenStreams, Reader
 from rankdumpd.agent.values import Outcome, Parcel, Policy, dropped
+from rankdumpd.meters import Meters
+from rankdumpd.metric_names import AGENT
 from rankdumpd.server import socket_path
 from rankdumpd.settings import AgentSettings
 
@@ -53,13 +58,22 @@ class Agent:
 
     service_names: tuple[str, ...] = (SERVICE_NAME,)
 
-    def __init__(self, settings: AgentSettings, credentials: Credentials | None = None) -> None:
+    def __init__(
+        self,
+        settings: AgentSettings,
+        credentials: Credentials | None = None,
+        *,
+        meters: Meters | None = None,
+    ) -> None:
+        self._meters = meters or Meters()
+        self._meters.begin(AGENT)
         cap = share_out(
             settings.memory_bytes,
             machine_bytes=machine.memory_bytes(),
             queue_bytes=settings.queue_bytes,
             max_record_bytes=settings.max_record_bytes,
         )
+        self._cap, self._queue_bytes = cap, settings.queue_bytes
         self._policy = Policy(cap.record_bytes, settings.keep_free_bytes)
         self._disk = DiskGauge()
         self._budget = Budget(settings.queue_bytes)
@@ -84,9 +98,12 @@ class Agent:
             max_record_bytes=cap.record_bytes,
             room=lambda live: cap.session_fault(slab_bytes=self._slabs.held_bytes, sessions=live),
             read_declared=receive.declaration_again,
+            meters=self._meters,
         )
-        self._effects = Effects(self._ledger, self._reporter)
-        self._committer = Committer(self._ledger, self._registry, self._effects, self._budget)
+        self._effects = Effects(self._ledger, self._reporter, meters=self._meters)
+        self._committer = Committer(
+            self._ledger, self._registry, self._effects, self._budget, meters=self._meters
+        )
         threads = settings.encode_threads or machine.cores()
         self._workers = Workers(threads, self._encode_and_write, self._commit)
         self._rings = Rings(
@@ -106,6 +123,7 @@ class Agent:
             changed=self._tell_session,
             view=self.view,
             settle=self._settle,
+            meters=self._meters,
         )
         agent_pb2_grpc.add_AgentServiceServicer_to_server(servicer, server)
 
@@ -160,15 +178,41 @@ class Agent:
     def view(self) -> StatusView:
         """Return everything people may want to know."""
         sessions = self._registry.all()
-        return StatusView(
-            sessions=tuple(session.status() for session in sessions),
+        return dataclasses.replace(
+            self._summary(sessions),
             iterations=tuple(status for session in sessions for status in session.iterations()),
-            load=self._load(),
-            roots=tuple(dict.fromkeys(str(session.outlet.tree.root) for session in sessions)),
             findings=(
                 *(sentence for session in sessions for sentence in session.findings()),
                 *self._committer.findings(),
                 *self._reporter.findings(),
+            ),
+        )
+
+    def samples(self) -> list[MetricSample]:
+        """Return how it stands, for monitoring."""
+        waiting, lost = self._reporter.events()
+        return [
+            *of_status(self._summary(self._registry.all())),
+            *of_memory(
+                queue_bytes=self._budget.used_bytes,
+                queue_limit_bytes=self._queue_bytes,
+                slab_bytes=self._slabs.held_bytes,
+            ),
+            *of_report(waiting, lost),
+        ]
+
+    def _summary(self, sessions: Sequence[Session]) -> StatusView:
+        """Return what does not grow while a job runs."""
+        roots = dict.fromkeys(session.outlet.tree.root for session in sessions)
+        rooms = {str(root): self._disk.room(root) for root in roots}
+        floor = self._policy.keep_free_bytes
+        return StatusView(
+            sessions=tuple(session.status() for session in sessions),
+            load=self._load_of(sessions),
+            roots=tuple(rooms),
+            disks=tuple(DiskStatus(root, *room, floor) for root, room in rooms.items()),
+            memory=MemoryStatus(
+                self._budget.used_bytes + self._slabs.held_bytes, self._cap.total_bytes
             ),
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sqlite3
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,6 +18,7 @@ from rankdumpd.agent.ledger import Ledger
 from rankdumpd.agent.registry import Registry
 from rankdumpd.agent.sessions import Session
 from rankdumpd.agent.values import Declared, Judged, Outcome, Ticket, dropped
+from rankdumpd.meters import Meters
 
 RETRY_S = 1.0
 TRIES = 3
@@ -49,8 +51,11 @@ Shares: TypeAlias = "dict[Session, Share]"
 class Settler:
     """For one thread; waits while the ledger's disk refuses, until `stopping`."""
 
-    def __init__(self, ledger: Ledger, registry: Registry, stopping: threading.Event) -> None:
+    def __init__(
+        self, ledger: Ledger, registry: Registry, stopping: threading.Event, meters: Meters
+    ) -> None:
         self._ledger, self._registry, self._stopping = ledger, registry, stopping
+        self._meters = meters
         self.problem = ""
         """Why nothing can be entered at present; empty when it can."""
 
@@ -113,6 +118,7 @@ class Settler:
 
     def _commit(self, shares: Shares) -> bool:
         while True:
+            begun_s = time.monotonic()
             try:
                 self._ledger.commit(
                     [outcome for share in shares.values() for outcome in share.outcomes],
@@ -122,12 +128,14 @@ class Settler:
                     synced=any(session.outlet.synced for session in shares),
                 )
             except sqlite3.OperationalError as error:
+                self._meters.add("rankdump_agent_commit_errors_total")
                 if str(error) != self.problem:
                     _log.error("the ledger cannot be written, trying again: %s", error)
                 self.problem = str(error)
                 if self._stopping.wait(RETRY_S):
                     return False
             else:
+                self._meters.took("rankdump_agent_commit_seconds", time.monotonic() - begun_s)
                 if self.problem:
                     _log.warning("the ledger can be written again")
                 self.problem = ""

@@ -55,6 +55,11 @@ class Worker:
         with self._changed:
             self._changed.wait_for(lambda: self._address, timeout_s)
 
+    @property
+    def restarts(self) -> int:
+        """How often it was started again."""
+        return self._restarts
+
     def findings(self) -> list[str]:
         """Return what people should know of it."""
         with self._changed:

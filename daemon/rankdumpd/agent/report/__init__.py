@@ -65,6 +65,10 @@ class Reporter:
         lost = {"events": events, "states": states + self._unentered}
         return [f"{n} {what} never reached the coordinator" for what, n in lost.items() if n]
 
+    def events(self) -> tuple[int, int]:
+        """Return how many events wait to be told, and how many were given up."""
+        return self._log.waiting(self._received)[1], self._log.lost()[0]
+
     def session(self, status: SessionStatus, root: str) -> None:
         """Report how a session stands, and where its tree is."""
         if not self._address:

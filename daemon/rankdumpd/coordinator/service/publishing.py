@@ -15,6 +15,7 @@ from rankdumpd.coordinator.service.ahead import Ahead
 from rankdumpd.coordinator.service.hinting import Hinting
 from rankdumpd.coordinator.service.keeping import Keeping
 from rankdumpd.coordinator.values import GlobalOrder, IterationView, Settled
+from rankdumpd.meters import Meters
 
 _LOG = logging.getLogger(__name__)
 
@@ -47,10 +48,11 @@ class Publishing:
         *,
         table_events: int,
         trace_events: int,
+        meters: Meters,
     ) -> None:
         self._gather = gather
         self._hinting = hinting
-        self._keeping = keeping
+        self._keeping, self._meters = keeping, meters
         self._publisher = Publisher(table_events=table_events, trace_events=trace_events)
         self._ahead = Ahead(gather.upcoming)
         self._waiting: dict[str, _Waiting] = {}
@@ -101,7 +103,9 @@ class Publishing:
             # The edge of the worker: one bad iteration must not hold up the others.
             _LOG.exception("job %s, iteration %d", view.job_id, view.iteration)
             settled = self._given_up(view, error)
-        self.lost += not settled.written
+        if not settled.written:
+            self.lost += 1
+            self._meters.add("rankdump_coordinator_lost_iterations_total")
         self._gather.settle(view.job_id, settled)
         self._keeping.flush()
         self._hinting.published(view.job_id, view.root)
@@ -128,6 +132,9 @@ class Publishing:
             )
         finally:
             self._ahead.writing(False)
+        if written is not None:
+            self._meters.add("rankdump_coordinator_published_iterations_total")
+            self._meters.add("rankdump_coordinator_published_events_total", len(order))
         findings = [*_partial(view), *order.findings]
         if problem:
             findings.append(Finding(FindingKind.UNPUBLISHED, view.iteration, problem))
