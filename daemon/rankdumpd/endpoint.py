@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
+from typing import Protocol
 
 import grpc
 
@@ -16,13 +17,22 @@ from rankdump.wire import views
 from rankdump.wire.channel import is_loopback
 from rankdump.wire.v1 import metrics_pb2, metrics_pb2_grpc
 from rankdumpd import lifecycle
+from rankdumpd.meters import Meters
 from rankdumpd.metric_names import joined
 from rankdumpd.page import PATH, Guard, PageServer, registry_of
-from rankdumpd.settings import TlsSettings
+from rankdumpd.settings import Settings, TlsSettings
 
 Source = Callable[[], Sequence[MetricSample]]
 
 _log = logging.getLogger(__name__)
+
+
+class Half(Protocol):
+    """An agent, its front or a coordinator."""
+
+    def samples(self) -> list[MetricSample]:
+        """Return how it stands."""
+        ...
 
 
 class Metrics(metrics_pb2_grpc.MetricsServiceServicer):
@@ -122,3 +132,12 @@ class Endpoint(lifecycle.Room):
                 MetricSample("rankdump_tls_not_after_timestamp_seconds", self._guard.expires_s)
             )
         return found
+
+
+def measured(
+    settings: Settings, meters: Meters, *halves: Half
+) -> tuple[Metrics, tuple[Endpoint, ...]]:
+    """Return what a process says of itself, and the page with it where one is wished for."""
+    metrics = Metrics((meters.samples, *(half.samples for half in halves)))
+    listen = settings.metrics.listen
+    return metrics, (Endpoint(listen, metrics, settings.tls),) if listen else ()

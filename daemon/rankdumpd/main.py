@@ -20,7 +20,7 @@ from rankdumpd.agent.slabs.place import group_of
 from rankdumpd.audit import Audit
 from rankdumpd.certs.command import certs
 from rankdumpd.coordinator.service import Coordinator
-from rankdumpd.endpoint import Endpoint, Metrics
+from rankdumpd.endpoint import measured
 from rankdumpd.front.service import Front, bring_home_alone
 from rankdumpd.gate import Gate
 from rankdumpd.ingest.command import take_over
@@ -162,15 +162,6 @@ def _agent(settings: Settings, meters: Meters) -> Agent | Front:
     return Agent(settings.agent, Credentials(tls.ca, tls.certificate, tls.key), meters=meters)
 
 
-def _metrics(
-    settings: Settings, meters: Meters, *halves: Agent | Front | Coordinator
-) -> tuple[Metrics, tuple[Endpoint, ...]]:
-    """Return what a process says of itself, and the page it is on where one is wished for."""
-    metrics = Metrics((meters.samples, *(half.samples for half in halves)))
-    listen = settings.metrics.listen
-    return metrics, (Endpoint(listen, metrics, settings.tls),) if listen else ()
-
-
 def _door(
     settings: Settings,
     address: str,
@@ -215,7 +206,7 @@ def _serve_agent(settings: Settings, leash: Leash | None) -> int:
     ingest = () if leash else _ingest(settings.agent)
     meters = Meters()
     agent = _agent(settings, meters)
-    metrics, page = _metrics(settings, meters, agent)
+    metrics, page = measured(settings, meters, agent)
     services = (agent, metrics)
     server = _door(settings, settings.agent.listen, services, meters, below_front=bool(leash))
     timeout_s = settings.agent.drain_timeout_s
@@ -226,7 +217,7 @@ def _serve_agent(settings: Settings, leash: Leash | None) -> int:
 def _serve_coordinator(settings: Settings) -> int:
     meters = Meters()
     coordinator = Coordinator(settings.coordinator, meters=meters)
-    metrics, page = _metrics(settings, meters, coordinator)
+    metrics, page = measured(settings, meters, coordinator)
     server = _door(settings, settings.coordinator.listen, (coordinator, metrics), meters)
     rooms = (coordinator, *page)
     return lifecycle.run(rooms, server, drain_timeout_s=settings.agent.drain_timeout_s)
@@ -237,7 +228,7 @@ def _serve_both(settings: Settings, *, ends_with_job: bool) -> int:
     meters = Meters()
     agent = _agent(settings, meters)
     coordinator = Coordinator(settings.coordinator, ends_with_job=ends_with_job, meters=meters)
-    metrics, page = _metrics(settings, meters, agent, coordinator)
+    metrics, page = measured(settings, meters, agent, coordinator)
     services = (agent, coordinator, metrics)
     server = _door(settings, settings.agent.listen, services, meters)
     rooms = (agent, *ingest, coordinator, *page)

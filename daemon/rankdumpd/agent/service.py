@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import signal
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import grpc
 
 from rankdump.contract.errors import DamagedError
-from rankdump.contract.room import DiskStatus, MemoryStatus, MetricSample
-from rankdump.contract.status import Load, StatusView
+from rankdump.contract.room import MetricSample
+from rankdump.contract.status import StatusView
 from rankdump.wire.channel import Credentials
 from rankdump.wire.v1 import agent_pb2_grpc
 from rankdumpd import machine
@@ -28,7 +27,6 @@ from rankdumpd.agent.encode import encode, encode_bin, examine
 from rankdumpd.agent.intake import Intake
 from rankdumpd.agent.ledger import Ledger
 from rankdumpd.agent.mailbox import Mailbox
-from rankdumpd.agent.metered import of_memory, of_report, of_status
 from rankdumpd.agent.pipeline import Workers
 from rankdumpd.agent.registry import Registry
 from rankdumpd.agent.report import Reporter
@@ -36,8 +34,9 @@ from rankdumpd.agent.rings import Rings
 from rankdumpd.agent.servicer import SERVICE_NAME, AgentServicer
 from rankdumpd.agent.sessions import Session
 from rankdumpd.agent.slabs import Slabs
-from rankdumpd.agent.slabs.cap import share_out
+from rankdumpd.agent.slabs.cap import Cap, share_out
 from rankdumpd.agent.slabs.place import folder_for, group_of
+from rankdumpd.agent.standing import Standing
 from rankdumpd.agent.stream import OpenStreams, Reader
 from rankdumpd.agent.values import Outcome, Parcel, Policy, dropped
 from rankdumpd.meters import Meters
@@ -73,9 +72,7 @@ class Agent:
             queue_bytes=settings.queue_bytes,
             max_record_bytes=settings.max_record_bytes,
         )
-        self._cap, self._queue_bytes = cap, settings.queue_bytes
         self._policy = Policy(cap.record_bytes, settings.keep_free_bytes)
-        self._disk = DiskGauge()
         self._budget = Budget(settings.queue_bytes)
         self._streams = OpenStreams()
         # First of all: who may not be here says only that.
@@ -100,6 +97,7 @@ class Agent:
             read_declared=receive.declaration_again,
             meters=self._meters,
         )
+        self._standing = self._make_standing(cap, settings.queue_bytes)
         self._effects = Effects(self._ledger, self._reporter, meters=self._meters)
         self._committer = Committer(
             self._ledger, self._registry, self._effects, self._budget, meters=self._meters
@@ -177,44 +175,11 @@ class Agent:
 
     def view(self) -> StatusView:
         """Return everything people may want to know."""
-        sessions = self._registry.all()
-        return dataclasses.replace(
-            self._summary(sessions),
-            iterations=tuple(status for session in sessions for status in session.iterations()),
-            findings=(
-                *(sentence for session in sessions for sentence in session.findings()),
-                *self._committer.findings(),
-                *self._reporter.findings(),
-            ),
-        )
+        return self._standing.view((*self._committer.findings(), *self._reporter.findings()))
 
     def samples(self) -> list[MetricSample]:
         """Return how it stands, for monitoring."""
-        waiting, lost = self._reporter.events()
-        return [
-            *of_status(self._summary(self._registry.all())),
-            *of_memory(
-                queue_bytes=self._budget.used_bytes,
-                queue_limit_bytes=self._queue_bytes,
-                slab_bytes=self._slabs.held_bytes,
-            ),
-            *of_report(waiting, lost),
-        ]
-
-    def _summary(self, sessions: Sequence[Session]) -> StatusView:
-        """Return what does not grow while a job runs."""
-        roots = dict.fromkeys(session.outlet.tree.root for session in sessions)
-        rooms = {str(root): self._disk.room(root) for root in roots}
-        floor = self._policy.keep_free_bytes
-        return StatusView(
-            sessions=tuple(session.status() for session in sessions),
-            load=self._load_of(sessions),
-            roots=tuple(rooms),
-            disks=tuple(DiskStatus(root, *room, floor) for root, room in rooms.items()),
-            memory=MemoryStatus(
-                self._budget.used_bytes + self._slabs.held_bytes, self._cap.total_bytes
-            ),
-        )
+        return self._standing.samples(self._reporter)
 
     def _check_ledger(self) -> None:
         if self._ledger.damage:
@@ -230,7 +195,7 @@ class Agent:
             workers=self._workers,
             committer=self._committer,
             policy=self._policy,
-            load=lambda: self._load_of((session,)),
+            load=lambda: self._standing.load_of((session,)),
         )
 
     def _encode_and_write(self, parcel: Parcel) -> Outcome:
@@ -266,10 +231,21 @@ class Agent:
         return Reporter(
             address,
             self._ledger.log,
-            load=self._load,
+            load=lambda: self._standing.load(),
             warn=self._warn,
             tell_again=self._tell_again,
             credentials=credentials,
+        )
+
+    def _make_standing(self, cap: Cap, queue_bytes: int) -> Standing:
+        return Standing(
+            self._registry,
+            self._budget,
+            self._slabs,
+            DiskGauge(),
+            policy=self._policy,
+            memory_bytes=cap.total_bytes,
+            queue_bytes=queue_bytes,
         )
 
     def _tell_again(self) -> None:
@@ -282,11 +258,3 @@ class Agent:
         for session in self._registry.all():
             if session.request.job_id == job_id:
                 session.warn(text)
-
-    def _load(self) -> Load:
-        return self._load_of(self._registry.all())
-
-    def _load_of(self, sessions: Iterable[Session]) -> Load:
-        rooms = [self._disk.room(session.outlet.tree.root) for session in sessions]
-        free, total = min(rooms, default=(0, 0))
-        return Load(self._budget.items, self._budget.used_bytes, free, total)
