@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -14,7 +13,7 @@ import click
 from rankdump.codec import CODECS
 from rankdump.contract.errors import ConfigError, RankdumpError
 from rankdump.wire.channel import Credentials
-from rankdumpd import lifecycle, machine
+from rankdumpd import lifecycle, logs, machine
 from rankdumpd.agent.service import Agent
 from rankdumpd.agent.slabs.place import group_of
 from rankdumpd.audit import Audit
@@ -252,11 +251,7 @@ def _execute(
         if check_only:
             click.echo("\n".join(settings.lines()))
             return
-        logging.basicConfig(
-            stream=sys.stderr,
-            level=logging.INFO,
-            format=f"%(asctime)s %(levelname)s {who}%(name)s: %(message)s",
-        )
+        logs.set_up(settings.log, os.environ, who=who)
         sys.exit(serve(settings))
     except ConfigError as error:
         click.echo(f"rankdumpd: {who}{error}", err=True)

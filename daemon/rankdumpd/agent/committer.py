@@ -19,6 +19,7 @@ from rankdumpd.agent.metered import of_frames
 from rankdumpd.agent.registry import Registry
 from rankdumpd.agent.sessions import Session
 from rankdumpd.agent.settle import Done, Settler, Share
+from rankdumpd.logs import about
 from rankdumpd.meters import Meters
 
 MAX_BATCH = 4096
@@ -135,7 +136,8 @@ class Committer:
         try:
             session.committed(share.outcomes, share.judged, share.declared)
         except Exception as error:
-            _log.exception("session %s", session.request.session_id)
+            request = session.request
+            _log.exception("session %s", request.session_id, extra=about(request))
             session.unclaim(share.sequences, f"its frames were not counted: {error!r}")
         else:
             if share.outcomes or share.judged:
@@ -148,7 +150,9 @@ class Committer:
             done = self._effects.apply_due(session)
         except Exception as error:
             request = session.request
-            _log.exception("session %s of rank %d", request.session_id, request.rank)
+            _log.exception(
+                "session %s of rank %d", request.session_id, request.rank, extra=about(request)
+            )
             session.trouble(f"rank {request.rank}: a declaration had no effect: {error}")
         if done and session in self._unfinished:
             self._unfinished.remove(session)

@@ -15,6 +15,7 @@ from rankdumpd.agent.ledger import Ledger
 from rankdumpd.agent.sessions import Listener, Session
 from rankdumpd.agent.sessions.introduced import introduce
 from rankdumpd.agent.values import Declared, SessionRow
+from rankdumpd.logs import about
 from rankdumpd.meters import Meters
 
 MAX_CLOSED_SESSIONS = 1024
@@ -51,7 +52,10 @@ class Registry:
                 session = self._restored(row)
             except Exception:
                 # One row that cannot be read must not keep all other ranks out.
-                _log.exception("session %s cannot be taken up again", row.request.session_id)
+                session_id = row.request.session_id
+                _log.exception(
+                    "session %s cannot be taken up again", session_id, extra=about(row.request)
+                )
                 continue
             self._sessions[row.request.session_id] = session
         return self.all()
@@ -169,7 +173,9 @@ def _introduce(session: Session, request: SessionRequest) -> None:
         if not faults.passes(error):
             raise RefusedError(f"{said}: {error}") from None
         if not faults.no_space(error):
-            _log.warning("rank %d: %s at present: %s", request.rank, said, error)
+            _log.warning(
+                "rank %d: %s at present: %s", request.rank, said, error, extra=about(request)
+            )
             raise UnavailableError(f"{said} at present: {error}") from None
         # Room may come back while the job runs; until then its records are counted as dropped.
         session.introduced = False

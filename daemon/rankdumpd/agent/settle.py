@@ -85,7 +85,13 @@ class Settler:
     def _by_itself(self, frame: Done, error: Exception) -> Iterator[Shares]:
         ticket = frame.ticket
         session = self._registry.get(ticket.session_id)
-        _log.error("frame %d of session %s", ticket.sequence, ticket.session_id, exc_info=error)
+        _log.error(
+            "frame %d of session %s",
+            ticket.sequence,
+            ticket.session_id,
+            exc_info=error,
+            extra={"session": ticket.session_id},
+        )
         for attempt in [frame] * (TRIES - 1) + [_counted(frame)]:
             try:
                 shares = self._shares([attempt])

@@ -121,7 +121,12 @@ class Worker:
             if self._stopping or not (served or self._restarts):
                 break
             retry_s = FIRST_RETRY_S if time.monotonic() - begun_s > STEADY_S else retry_s
-            _log.error("worker %d %s; it is started again", self.index, self._last_end)
+            _log.error(
+                "worker %d %s; it is started again",
+                self.index,
+                self._last_end,
+                extra={"worker": self.index},
+            )
             with self._changed:
                 self._changed.wait_for(lambda: self._stopping, retry_s)
             retry_s = min(2 * retry_s, LAST_RETRY_S)

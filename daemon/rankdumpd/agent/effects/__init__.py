@@ -30,6 +30,7 @@ from rankdumpd.agent.sessions import Session
 from rankdumpd.agent.sessions.introduced import introduce
 from rankdumpd.agent.tabulate import Tables
 from rankdumpd.agent.values import Declared, Ticket
+from rankdumpd.logs import about
 from rankdumpd.meters import Meters
 
 READ_AT_ONCE = 64
@@ -90,7 +91,10 @@ class Effects:
         if done and session.due.all_here:
             session.due.complaint = ""
             if self._again.over(session.request.session_id):
-                _log.warning("rank %d: what waited is in the tree", session.request.rank)
+                request = session.request
+                _log.warning(
+                    "rank %d: what waited is in the tree", request.rank, extra=about(request)
+                )
         return done
 
     def _wait(self, session: Session, why: str) -> None:
@@ -102,7 +106,7 @@ class Effects:
         if session.outlet.tables is not None:
             session.outlet.tables.look_back()
         if why != session.due.complaint:
-            _log.error(why)
+            _log.error(why, extra=about(session.request))
         session.due.complaint = why
 
     def _tell_ends(self, session: Session) -> None:
@@ -231,7 +235,11 @@ class Effects:
         except sqlite3.Error as error:
             # It is reported when its manifest is there.
             _log.error(
-                "rank %d, iteration %d: not reported: %s", status.rank, status.iteration, error
+                "rank %d, iteration %d: not reported: %s",
+                status.rank,
+                status.iteration,
+                error,
+                extra=about(status, iteration=status.iteration),
             )
 
     def _end_session(self, session: Session, declared: Declared, end: SessionEnd) -> None:

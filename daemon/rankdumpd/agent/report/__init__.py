@@ -21,6 +21,7 @@ from rankdump.wire.v1 import coordinator_pb2, coordinator_pb2_grpc
 from rankdumpd.agent.report.ports import Log, Times
 from rankdumpd.agent.report.stream import Conversation
 from rankdumpd.agent.report.timing import Timing
+from rankdumpd.logs import about
 
 MAX_WARNINGS = 256
 
@@ -78,7 +79,9 @@ class Reporter:
         except sqlite3.Error as error:
             # The rank is not to blame, and the next state of the session says it again.
             self._unentered += 1
-            _log.error("session %s is not reported: %s", status.session_id, error)
+            _log.error(
+                "session %s is not reported: %s", status.session_id, error, extra=about(status)
+            )
         self.wake()
 
     def warnings(self, job_id: str) -> list[str]:

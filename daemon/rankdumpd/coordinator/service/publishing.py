@@ -101,7 +101,12 @@ class Publishing:
             return True
         except Exception as error:
             # The edge of the worker: one bad iteration must not hold up the others.
-            _LOG.exception("job %s, iteration %d", view.job_id, view.iteration)
+            _LOG.exception(
+                "job %s, iteration %d",
+                view.job_id,
+                view.iteration,
+                extra={"job": view.job_id, "iteration": view.iteration},
+            )
             settled = self._given_up(view, error)
         if not settled.written:
             self.lost += 1
@@ -110,7 +115,9 @@ class Publishing:
         self._keeping.flush()
         self._hinting.published(view.job_id, view.root)
         if self._waiting.pop(view.job_id, None):
-            _LOG.warning("job %s: its order is published again", view.job_id)
+            _LOG.warning(
+                "job %s: its order is published again", view.job_id, extra={"job": view.job_id}
+            )
         return True
 
     def _wait(self, view: IterationView, why: str) -> None:
@@ -118,7 +125,13 @@ class Publishing:
         pause_s = min(2 * before.pause_s, LAST_S) if before else FIRST_S
         hurried = before is not None and before.hurried
         if before is None or before.why != why:
-            _LOG.error("job %s, iteration %d waits: %s", view.job_id, view.iteration, why)
+            _LOG.error(
+                "job %s, iteration %d waits: %s",
+                view.job_id,
+                view.iteration,
+                why,
+                extra={"job": view.job_id, "iteration": view.iteration},
+            )
         at_s = time.monotonic() + pause_s
         self._waiting[view.job_id] = _Waiting(view, why, at_s, pause_s, hurried)
 
@@ -150,7 +163,12 @@ class Publishing:
             return self._hinting.state_after(order, view)
         except Exception:
             # What is in the tree must count as published whatever becomes of the hints.
-            _LOG.exception("job %s, iteration %d: no hints", view.job_id, order.iteration)
+            _LOG.exception(
+                "job %s, iteration %d: no hints",
+                view.job_id,
+                order.iteration,
+                extra={"job": view.job_id, "iteration": order.iteration},
+            )
             return self._gather.kept(view.job_id)[1]
 
     def _given_up(self, view: IterationView, error: Exception) -> Settled:
