@@ -82,3 +82,9 @@ def test_panels_do_not_overlap():
         taken |= cells
     ids = [panel["id"] for panel in board["panels"]]
     assert len(set(ids)) == len(ids)
+
+
+def test_the_page_about_it_lists_every_metric():
+    text = (DEPLOY.parent / "docs" / "observability.md").read_text()
+    rows = dict(re.findall(r"^\| `(rankdump_\w+)` \| (\w+) \|", text, re.MULTILINE))
+    assert rows == {name: metric.kind.value for name, metric in METRICS.items()}
