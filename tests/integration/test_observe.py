@@ -129,6 +129,7 @@ def test_counters_do_not_fall_when_sessions_are_forgotten(
     monkeypatch.setattr(registry, "MAX_CLOSED_SESSIONS", 1)
     embedded = make_agent()
     page = page_of(embedded.agent.samples, embedded.meters.samples)
+    kept = 0.0
     for number in range(1, 5):
         rank = make_rank(embedded.address, session_id=f"s{number}", job_id=f"j{number}")
         rank.open()

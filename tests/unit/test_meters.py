@@ -24,6 +24,7 @@ from rankdumpd.metric_names import (
     COORDINATOR,
     METRICS,
     MOST_OPEN,
+    Key,
     Kind,
     joined,
     key_of,
@@ -33,7 +34,6 @@ from rankdumpd.metric_names import (
 SOURCES = [path.read_text() for path in Path(rankdumpd.__file__).parent.rglob("*.py")]
 CLIENT = [p.read_text() for p in (Path(rankdumpd.__file__).parents[2] / "client").rglob("*.py")]
 DROPPED = "rankdump_agent_dropped_records_total"
-WORD = re.compile("[a-z]+(_[a-z]+)+")
 GIVEN_TO = {"dropped", "cut_off", "lost_on_the_way", "Verdict"}
 CONSTANTS = {
     "BUFFER_FULL",
@@ -48,7 +48,7 @@ WORD = re.compile("[a-z]+(_[a-z]+)*")
 NAMES = re.compile(r'"(rankdump_(?:agent|coordinator|refused|build|start|tls)_\w+)"')
 
 
-def values(samples: list[MetricSample]) -> dict[object, float]:
+def values(samples: Iterable[MetricSample]) -> dict[Key, float]:
     return {key_of(sample): sample.value for sample in samples}
 
 
