@@ -16,6 +16,7 @@ import grpc
 
 from rankdumpd.audit import Audit
 from rankdumpd.callers import LOCAL, Caller, about, refusal, roles_in
+from rankdumpd.meters import Meters
 from rankdumpd.tls import Certificates, Revoked, fingerprint_of
 
 LOOK_S = 1.0
@@ -55,12 +56,13 @@ class Gate(grpc.ServerInterceptor):
         revoked: Revoked | None = None,
         audit: Audit | None = None,
         own_may: bool = False,
+        meters: Meters | None = None,
     ) -> None:
         """Without certificates every caller is of this host. With `own_may` who shows the very
         certificate of this server may do everything: a front that asks its workers.
         """
         self._certificates, self._revoked, self._audit = certificates, revoked, audit
-        self._own_may = own_may
+        self._own_may, self._meters = own_may, meters or Meters()
         self._streams: set[_Visit] = set()
         self._said: set[str] = set()
         self._lock = threading.Lock()
@@ -156,6 +158,9 @@ class Gate(grpc.ServerInterceptor):
         why = refusal(method, caller, revoked=self._listed(), own=self._own())
         if why:
             self._say(why)
+            self._meters.add(
+                "rankdump_refused_calls_total", code=grpc.StatusCode.PERMISSION_DENIED.name
+            )
             self._write(visit, "refused", result=grpc.StatusCode.PERMISSION_DENIED.name)
             context.abort(grpc.StatusCode.PERMISSION_DENIED, why)
         return visit

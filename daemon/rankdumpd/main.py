@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -13,7 +12,7 @@ import click
 
 from rankdump.codec import CODECS
 from rankdump.contract.errors import ConfigError, RankdumpError
-from rankdumpd import lifecycle, machine
+from rankdumpd import lifecycle, logs, machine
 from rankdumpd.certs.command import certs
 from rankdumpd.ingest.command import take_over
 from rankdumpd.leash import Leash
@@ -179,11 +178,7 @@ def _execute(
         if check_only:
             click.echo("\n".join(settings.lines()))
             return
-        logging.basicConfig(
-            stream=sys.stderr,
-            level=settings.log.level.upper(),
-            format=f"%(asctime)s %(levelname)s {who}%(name)s: %(message)s",
-        )
+        logs.set_up(settings.log, os.environ, who=who)
         sys.exit(serve(settings, reread))
     except ConfigError as error:
         click.echo(f"rankdumpd: {who}{error}", err=True)

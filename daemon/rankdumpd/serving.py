@@ -15,6 +15,7 @@ from rankdumpd.agent.service import Agent
 from rankdumpd.agent.slabs.place import group_of
 from rankdumpd.audit import Audit
 from rankdumpd.coordinator.service import Coordinator
+from rankdumpd.endpoint import measured
 from rankdumpd.front.service import Front, bring_home_alone
 from rankdumpd.gate import Gate
 from rankdumpd.ingest.service import IngestRoom
@@ -22,22 +23,28 @@ from rankdumpd.ingest.source import check_apart
 from rankdumpd.ingest.values import Task
 from rankdumpd.leash import Leash
 from rankdumpd.lifecycle import Reread
+from rankdumpd.meters import Meters
 from rankdumpd.server import Server, Service, socket_path
 from rankdumpd.settings import AgentSettings, Settings
 from rankdumpd.tls import Certificates, Revoked, nobody
 
 
-def _agent(settings: Settings) -> Agent | Front:
+def _agent(settings: Settings, meters: Meters) -> Agent | Front:
     machine.give_way(settings.agent.nice)
     if settings.agent.workers > 1:
-        return Front(settings, os.environ)
+        return Front(settings, os.environ, meters=meters)
     bring_home_alone(settings.agent)
     tls = settings.tls
-    return Agent(settings.agent, Credentials(tls.ca, tls.certificate, tls.key))
+    return Agent(settings.agent, Credentials(tls.ca, tls.certificate, tls.key), meters=meters)
 
 
 def _door(
-    settings: Settings, address: str, services: Sequence[Service], *, below_front: bool = False
+    settings: Settings,
+    address: str,
+    services: Sequence[Service],
+    meters: Meters,
+    *,
+    below_front: bool = False,
 ) -> Server:
     """Return the server of a process, with what protects it."""
     tls = settings.tls
@@ -48,7 +55,9 @@ def _door(
         shown = Certificates(tls, told)
         revoked = Revoked(Path(tls.revoked), told) if tls.revoked else None
     if shown or audit:
-        gate = Gate(certificates=shown, revoked=revoked, audit=audit, own_may=below_front)
+        gate = Gate(
+            certificates=shown, revoked=revoked, audit=audit, own_may=below_front, meters=meters
+        )
     group = group_of(settings.agent.runtime_group)
     return Server(address, services, tls=shown, gate=gate, group=group)
 
@@ -87,10 +96,13 @@ def serve_agent(settings: Settings, reread: Reread, leash: Leash | None) -> int:
         return dataclasses.replace(settings, agent=agent)
 
     settings = moved(settings)
-    agent = _agent(settings)
-    server = _door(settings, settings.agent.listen, (agent,), below_front=bool(leash))
+    meters = Meters()
+    agent = _agent(settings, meters)
+    metrics, page = measured(settings, meters, agent)
+    services = (agent, metrics)
+    server = _door(settings, settings.agent.listen, services, meters, below_front=bool(leash))
     door = activation.Relay(listener, server) if listener else server
-    rooms = (agent, *ingest)
+    rooms = (agent, *ingest, *page)
     return lifecycle.run(
         rooms,
         door,
@@ -102,16 +114,20 @@ def serve_agent(settings: Settings, reread: Reread, leash: Leash | None) -> int:
 
 def serve_coordinator(settings: Settings, reread: Reread) -> int:
     """Be a coordinator until a signal; return the exit status."""
-    coordinator = Coordinator(settings.coordinator)
-    server = _door(settings, settings.coordinator.listen, (coordinator,))
-    return lifecycle.run((coordinator,), server, settings=settings, reread=reread)
+    meters = Meters()
+    coordinator = Coordinator(settings.coordinator, meters=meters)
+    metrics, page = measured(settings, meters, coordinator)
+    server = _door(settings, settings.coordinator.listen, (coordinator, metrics), meters)
+    return lifecycle.run((coordinator, *page), server, settings=settings, reread=reread)
 
 
 def serve_both(settings: Settings, reread: Reread, *, ends_with_job: bool) -> int:
     """Be both on one address until a signal; return the exit status."""
     ingest = _ingest(settings.agent)
-    agent = _agent(settings)
-    coordinator = Coordinator(settings.coordinator, ends_with_job=ends_with_job)
-    server = _door(settings, settings.agent.listen, (agent, coordinator))
-    rooms = (agent, *ingest, coordinator)
+    meters = Meters()
+    agent = _agent(settings, meters)
+    coordinator = Coordinator(settings.coordinator, ends_with_job=ends_with_job, meters=meters)
+    metrics, page = measured(settings, meters, agent, coordinator)
+    server = _door(settings, settings.agent.listen, (agent, coordinator, metrics), meters)
+    rooms = (agent, *ingest, coordinator, *page)
     return lifecycle.run(rooms, server, settings=settings, reread=reread)

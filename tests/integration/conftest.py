@@ -25,6 +25,7 @@ from rankdump.contract.plan import Content, Delivery, DumpPlan, Output, Selectio
 from rankdump.contract.plan_json import plan_to_json
 from rankdump.wire.v1 import agent_pb2, agent_pb2_grpc
 from rankdumpd.agent.service import Agent
+from rankdumpd.meters import Meters
 from rankdumpd.server import Server
 from rankdumpd.settings import AgentSettings
 
@@ -306,7 +307,8 @@ class Embedded:
         self.start()
 
     def start(self) -> None:
-        self.agent = Agent(self._settings)
+        self.meters = Meters()
+        self.agent = Agent(self._settings, meters=self.meters)
         self.server = Server(self._settings.listen, (self.agent,))
         self.agent.start()
         self.address = self.server.start()

@@ -109,10 +109,14 @@ class Tallies:
         """Add what kept tensors take more room than they did, or less."""
         self._tallies[iteration].bytes_stored += more_bytes
 
+    def ends_first(self, end: IterationEnd, sequence: int) -> bool:
+        """Return whether an end with this number was not counted yet."""
+        return sequence > self._tallies[end.iteration].ended_to
+
     def end(self, request: SessionRequest, end: IterationEnd, sequence: int) -> IterationStatus:
         """Complete an iteration, or find it complete by this number; return its balance."""
         tally = self._tallies[end.iteration]
-        if sequence > tally.ended_to:
+        if self.ends_first(end, sequence):
             tally.end(end)
             tally.ended_to = sequence
         return tally.status(request, end.iteration)

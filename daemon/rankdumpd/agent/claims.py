@@ -30,5 +30,6 @@ def claimed(tree: Tree, stand: Stand, *, job_id: str, rank: int) -> Stand:
                 return replace(stand, started=started)
     except (ValueError, OverflowError, OSError) as error:
         # A disk that cannot be written is said where the session is let in.
-        _log.warning("rank %d of job %r: no folder claimed: %s", rank, job_id, error)
+        who = {"job": job_id, "rank": rank}
+        _log.warning("rank %d of job %r: no folder claimed: %s", rank, job_id, error, extra=who)
     return stand

@@ -15,9 +15,12 @@ from rankdump.contract.errors import UnavailableError
 from rankdumpd.agent.budget import Budget
 from rankdumpd.agent.effects import Effects
 from rankdumpd.agent.ledger import Ledger
+from rankdumpd.agent.metered import of_frames
 from rankdumpd.agent.registry import Registry
 from rankdumpd.agent.sessions import Session
 from rankdumpd.agent.settle import Done, Settler, Share
+from rankdumpd.logs import about
+from rankdumpd.meters import Meters
 
 MAX_BATCH = 4096
 TICK_S = 1.0
@@ -51,15 +54,16 @@ class Committer:
         effects: Effects,
         budget: Budget,
         *,
+        meters: Meters,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._ledger, self._registry, self._effects = ledger, registry, effects
-        self._budget, self._clock = budget, clock
+        self._budget, self._meters, self._clock = budget, meters, clock
         self._done: queue.SimpleQueue[tuple[Sequence[Done], int] | None] = queue.SimpleQueue()
         self._unfinished: deque[Session] = deque()
         """Sessions with effects that take their time; each counts as a frame under way."""
         self._stopping = threading.Event()
-        self._settler = Settler(ledger, registry, self._stopping)
+        self._settler = Settler(ledger, registry, self._stopping, meters)
         self._looked_s = clock()
         self._thread: threading.Thread | None = None
 
@@ -142,9 +146,12 @@ class Committer:
         try:
             session.committed(share.outcomes, share.judged, share.declared)
         except Exception as error:
-            _log.exception("session %s", session.request.session_id)
+            request = session.request
+            _log.exception("session %s", request.session_id, extra=about(request))
             session.unclaim(share.sequences, f"its frames were not counted: {error!r}")
         else:
+            if share.outcomes or share.judged:
+                self._meters.add_all(of_frames(share.outcomes, share.judged))
             self._apply(session)
 
     def _apply(self, session: Session) -> None:
@@ -153,7 +160,9 @@ class Committer:
             done = self._effects.apply_due(session)
         except Exception as error:
             request = session.request
-            _log.exception("session %s of rank %d", request.session_id, request.rank)
+            _log.exception(
+                "session %s of rank %d", request.session_id, request.rank, extra=about(request)
+            )
             session.trouble(f"rank {request.rank}: a declaration had no effect: {error}")
         if done and session in self._unfinished:
             self._unfinished.remove(session)

@@ -39,6 +39,6 @@ def _room(root: Path) -> tuple[int, int]:
     try:
         found = os.statvfs(root)
     except OSError as error:
-        _log.warning("cannot look up the room under %s: %s", root, error)
+        _log.warning("cannot look up the room under %s: %s", root, error, extra={"root": str(root)})
         return 0, 0
     return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize

@@ -79,5 +79,7 @@ class Workers:
             return self._process(parcel)
         except Exception:
             ticket = parcel.ticket
-            _log.exception("record %d of session %s", ticket.sequence, ticket.session_id)
+            session_id = ticket.session_id
+            extra = {"session": session_id}
+            _log.exception("record %d of session %s", ticket.sequence, session_id, extra=extra)
             return dropped(ticket, parcel.head, "internal_error")

@@ -25,6 +25,8 @@ from rankdumpd.agent.lobby import Lobby
 from rankdumpd.agent.sessions import Listener, Session
 from rankdumpd.agent.sessions.introduced import introduce
 from rankdumpd.agent.values import Declared, SessionRow
+from rankdumpd.logs import about
+from rankdumpd.meters import Meters
 
 MAX_CLOSED_SESSIONS = 1024
 
@@ -41,6 +43,7 @@ class Registry:
         max_record_bytes: int,
         room: Callable[[int], str],
         read_declared: Callable[[bytes, str], Declared],
+        meters: Meters,
         max_sessions: int = 4096,
         roots: Sequence[str] = (),
         clock: Callable[[], float] = time.monotonic,
@@ -55,6 +58,7 @@ class Registry:
         self._read_declared = read_declared
         self._max_sessions, self._roots = max_sessions, roots
         self._lobby = Lobby(clock)
+        self._meters = meters
         self._lock = threading.RLock()
         self._sessions: dict[str, Session] = {}
         self._draining = False
@@ -66,7 +70,10 @@ class Registry:
                 session = self._restored(row)
             except Exception:
                 # One row that cannot be read must not keep all other ranks out.
-                _log.exception("session %s cannot be taken up again", row.request.session_id)
+                session_id = row.request.session_id
+                _log.exception(
+                    "session %s cannot be taken up again", session_id, extra=about(row.request)
+                )
                 continue
             self._sessions[row.request.session_id] = session
         return self.all()
@@ -92,6 +99,7 @@ class Registry:
             self._sessions[request.session_id] = session
             self._lobby.enter(request.session_id)
             self._forget_closed()
+        self._meters.add("rankdump_agent_opened_sessions_total")
         return SessionGrant(
             token=session.token,
             acknowledged=session.acknowledged,
@@ -212,7 +220,9 @@ def _introduce(session: Session, request: SessionRequest) -> None:
         if not faults.passes(error):
             raise RefusedError(f"{said}: {error}") from None
         if not faults.no_space(error):
-            _log.warning("rank %d: %s at present: %s", request.rank, said, error)
+            _log.warning(
+                "rank %d: %s at present: %s", request.rank, said, error, extra=about(request)
+            )
             raise UnavailableError(f"{said} at present: {error}") from None
         # Room may come back while the job runs; until then its records are counted as dropped.
         session.introduced = False

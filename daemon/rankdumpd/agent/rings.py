@@ -15,6 +15,7 @@ from rankdumpd.agent.ring import Ring
 from rankdumpd.agent.sessions import Session
 from rankdumpd.agent.slabs import Slabs
 from rankdumpd.agent.slabs.file import Slab
+from rankdumpd.logs import about
 
 TICK_S = 0.25
 GRACE_S = 30.0
@@ -146,7 +147,8 @@ class Rings:
                 except UnavailableError:
                     return
                 except Exception:
-                    _log.exception("slab of session %s", held.session.request.session_id)
+                    request = held.session.request
+                    _log.exception("slab of session %s", request.session_id, extra=about(request))
 
     def _run(self) -> None:
         while not self._stopping.wait(TICK_S):
@@ -170,7 +172,10 @@ class Rings:
 
     def _read_remains(self, held: _Held) -> None:
         session = held.session
-        _log.info("rank %d is gone: reading the rest of its slab", session.request.rank)
+        request = session.request
+        _log.info(
+            "rank %d is gone: reading the rest of its slab", request.rank, extra=about(request)
+        )
         try:
             held.ring.read_remains()
         except UnavailableError:
@@ -205,5 +210,5 @@ class Rings:
 
 def _lament(session: Session, error: RankdumpError) -> None:
     sentence = f"rank {session.request.rank}: what it left in its slab is lost: {error}"
-    _log.warning(sentence)
+    _log.warning(sentence, extra=about(session.request))
     session.trouble(sentence)

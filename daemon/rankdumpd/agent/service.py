@@ -7,14 +7,15 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import grpc
 
 from rankdump.contract import roots
 from rankdump.contract.errors import DamagedError
-from rankdump.contract.status import Load, StatusView
+from rankdump.contract.room import MetricSample
+from rankdump.contract.status import StatusView
 from rankdump.wire.channel import Credentials
 from rankdump.wire.v1 import agent_pb2_grpc
 from rankdumpd import machine
@@ -36,13 +37,16 @@ from rankdumpd.agent.rings import Rings
 from rankdumpd.agent.servicer import SERVICE_NAME, AgentServicer
 from rankdumpd.agent.sessions import Session
 from rankdumpd.agent.slabs import Slabs
-from rankdumpd.agent.slabs.cap import share_out
+from rankdumpd.agent.slabs.cap import Cap, share_out
 from rankdumpd.agent.slabs.place import folder_for, group_of
+from rankdumpd.agent.standing import Standing
 from rankdumpd.agent.stream import OpenStreams, Reader
 from rankdumpd.agent.telling import Telling
 from rankdumpd.agent.tries import Tries
 from rankdumpd.agent.values import Outcome, Parcel, Policy
 from rankdumpd.lifecycle import Room
+from rankdumpd.meters import Meters
+from rankdumpd.metric_names import AGENT
 from rankdumpd.server import socket_path
 from rankdumpd.settings import AgentSettings, Settings
 
@@ -62,7 +66,15 @@ class Agent(Room):
 
     service_names: tuple[str, ...] = (SERVICE_NAME,)
 
-    def __init__(self, settings: AgentSettings, credentials: Credentials | None = None) -> None:
+    def __init__(
+        self,
+        settings: AgentSettings,
+        credentials: Credentials | None = None,
+        *,
+        meters: Meters | None = None,
+    ) -> None:
+        self._meters = meters or Meters()
+        self._meters.begin(AGENT)
         cap = share_out(
             settings.memory_bytes,
             machine_bytes=machine.memory_bytes(),
@@ -71,7 +83,6 @@ class Agent(Room):
         )
         self._policy = Policy(cap.record_bytes, settings.keep_free_bytes)
         self._listen = settings.listen
-        self._disk = DiskGauge()
         self._budget = Budget(settings.queue_bytes)
         self._streams = OpenStreams()
         self._tries = Tries()
@@ -97,10 +108,14 @@ class Agent(Room):
             read_declared=receive.declaration_again,
             max_sessions=settings.max_sessions,
             roots=roots.folders(settings.roots),
+            meters=self._meters,
         )
         self._telling = Telling(self._registry, self._ledger, self._reporter)
-        self._effects = Effects(self._ledger, self._reporter)
-        self._committer = Committer(self._ledger, self._registry, self._effects, self._budget)
+        self._standing = self._make_standing(cap, settings.queue_bytes)
+        self._effects = Effects(self._ledger, self._reporter, meters=self._meters)
+        self._committer = Committer(
+            self._ledger, self._registry, self._effects, self._budget, meters=self._meters
+        )
         threads = settings.encode_threads or machine.cores()
         self._workers = Workers(threads, self._file, self._commit)
         self._rings = Rings(
@@ -121,6 +136,7 @@ class Agent(Room):
             view=self.view,
             settle=self._settle,
             redirect=self._redirect,
+            meters=self._meters,
         )
         agent_pb2_grpc.add_AgentServiceServicer_to_server(servicer, server)
 
@@ -194,18 +210,11 @@ class Agent(Room):
 
     def view(self) -> StatusView:
         """Return everything people may want to know."""
-        sessions = self._registry.all()
-        return StatusView(
-            sessions=tuple(session.status() for session in sessions),
-            iterations=tuple(status for session in sessions for status in session.iterations()),
-            load=self._load(),
-            roots=tuple(dict.fromkeys(str(session.outlet.tree.root) for session in sessions)),
-            findings=(
-                *(sentence for session in sessions for sentence in session.findings()),
-                *self._committer.findings(),
-                *self._reporter.findings(),
-            ),
-        )
+        return self._standing.view((*self._committer.findings(), *self._reporter.findings()))
+
+    def samples(self) -> list[MetricSample]:
+        """Return how it stands, for monitoring."""
+        return self._standing.samples(self._reporter)
 
     def _check_ledger(self) -> None:
         if self._ledger.damage:
@@ -221,7 +230,7 @@ class Agent(Room):
             workers=self._workers,
             committer=self._committer,
             policy=self._policy,
-            load=lambda: self._load_of((session,)),
+            load=lambda: self._standing.load_of((session,)),
             tries=self._tries,
         )
 
@@ -247,16 +256,19 @@ class Agent(Room):
         return Reporter(
             address,
             self._ledger.log,
-            load=self._load,
+            load=lambda: self._standing.load(),
             warn=lambda job_id, text: self._telling.warn(job_id, text),
             tell_again=lambda: self._telling.tell_again(),
             credentials=credentials,
         )
 
-    def _load(self) -> Load:
-        return self._load_of(self._registry.all())
-
-    def _load_of(self, sessions: Iterable[Session]) -> Load:
-        rooms = [self._disk.room(session.outlet.tree.root) for session in sessions]
-        free, total = min(rooms, default=(0, 0))
-        return Load(self._budget.items, self._budget.used_bytes, free, total)
+    def _make_standing(self, cap: Cap, queue_bytes: int) -> Standing:
+        return Standing(
+            self._registry,
+            self._budget,
+            self._slabs,
+            DiskGauge(),
+            policy=self._policy,
+            memory_bytes=cap.total_bytes,
+            queue_bytes=queue_bytes,
+        )

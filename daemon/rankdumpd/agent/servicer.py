@@ -20,6 +20,7 @@ from rankdumpd.agent.registry import Registry
 from rankdumpd.agent.rings import Rings
 from rankdumpd.agent.sessions import Session
 from rankdumpd.agent.stream import OpenStreams, Reader
+from rankdumpd.meters import Meters
 
 _log = logging.getLogger(__name__)
 
@@ -41,6 +42,7 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         changed: Callable[[Session], None],
         view: Callable[[], StatusView],
         settle: Callable[[float], int],
+        meters: Meters,
         redirect: Callable[[str], str] = lambda _peer: "",
     ) -> None:
         """Call `changed` when a session's state may have; `settle` waits for all that arrived, and
@@ -49,12 +51,13 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         self._registry, self._streams, self._rings = registry, streams, rings
         self._reader, self._changed = reader, changed
         self._view, self._settle, self._redirect = view, settle, redirect
+        self._meters = meters
 
     def OpenSession(  # noqa: N802 - the name is the generated base class's
         self, request: agent_pb2.OpenSessionRequest, context: grpc.ServicerContext
     ) -> agent_pb2.OpenSessionResponse:
         """Let a rank in, or say why not."""
-        with answered(context):
+        with answered(context, self._meters):
             if redirect := self._redirect(context.peer()):
                 sent_on = SessionGrant(b"", 0, 0, redirect=redirect)
                 return convert.session_grant_to_wire(sent_on)
@@ -71,7 +74,7 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         mailbox = Mailbox()
         if not context.add_callback(lambda: mailbox.end("the rank is gone")):
             return
-        with answered(context):
+        with answered(context, self._meters):
             hello = _hello(request_iterator)
             session = self._registry.connect(hello.session_id, hello.token, mailbox)
             try:
@@ -99,7 +102,7 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         self, request: agent_pb2.ControlRequest, context: grpc.ServicerContext
     ) -> agent_pb2.ControlResponse:
         """Wait until everything received is in the tree and reported, or the deadline strikes."""
-        with answered(context):
+        with answered(context, self._meters):
             if not request.HasField("drain"):
                 raise ProtocolError("control without an action")
             left = self._settle(drain_s(request.drain))
@@ -119,11 +122,12 @@ def _hello(requests: Iterator[agent_pb2.PushRequest]) -> agent_pb2.Hello:
 
 
 @contextmanager
-def answered(context: grpc.ServicerContext) -> Generator[None]:
-    """Turn an error of the block into the call's status."""
+def answered(context: grpc.ServicerContext, meters: Meters) -> Generator[None]:
+    """Turn an error of the block into the call's status, and count it."""
     try:
         yield
     except RankdumpError as error:
         level = logging.INFO if isinstance(error, RetryableError) else logging.WARNING
         _log.log(level, "a call ends with %s: %s", code_of(error).name, error)
+        meters.add("rankdump_refused_calls_total", code=code_of(error).name)
         context.abort(code_of(error), str(error))

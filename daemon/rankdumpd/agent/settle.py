@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sqlite3
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,6 +18,7 @@ from rankdumpd.agent.ledger import Ledger
 from rankdumpd.agent.registry import Registry
 from rankdumpd.agent.sessions import Session
 from rankdumpd.agent.values import Declared, Judged, Outcome, Ticket, dropped
+from rankdumpd.meters import Meters
 
 RETRY_S = 1.0
 TRIES = 3
@@ -49,8 +51,11 @@ Shares: TypeAlias = "dict[Session, Share]"
 class Settler:
     """For one thread; waits while the ledger's disk refuses, until `stopping`."""
 
-    def __init__(self, ledger: Ledger, registry: Registry, stopping: threading.Event) -> None:
+    def __init__(
+        self, ledger: Ledger, registry: Registry, stopping: threading.Event, meters: Meters
+    ) -> None:
         self._ledger, self._registry, self._stopping = ledger, registry, stopping
+        self._meters = meters
         self.problem = ""
         """Why nothing can be entered at present; empty when it can."""
 
@@ -80,7 +85,13 @@ class Settler:
     def _by_itself(self, frame: Done, error: Exception) -> Iterator[Shares]:
         ticket = frame.ticket
         session = self._registry.get(ticket.session_id)
-        _log.error("frame %d of session %s", ticket.sequence, ticket.session_id, exc_info=error)
+        _log.error(
+            "frame %d of session %s",
+            ticket.sequence,
+            ticket.session_id,
+            exc_info=error,
+            extra={"session": ticket.session_id},
+        )
         for attempt in [frame] * (TRIES - 1) + [_counted(frame)]:
             try:
                 shares = self._shares([attempt])
@@ -113,6 +124,7 @@ class Settler:
 
     def _commit(self, shares: Shares) -> bool:
         while True:
+            begun_s = time.monotonic()
             try:
                 self._ledger.commit(
                     [outcome for share in shares.values() for outcome in share.outcomes],
@@ -122,12 +134,14 @@ class Settler:
                     synced=any(session.outlet.synced for session in shares),
                 )
             except sqlite3.OperationalError as error:
+                self._meters.add("rankdump_agent_commit_errors_total")
                 if str(error) != self.problem:
                     _log.error("the ledger cannot be written, trying again: %s", error)
                 self.problem = str(error)
                 if self._stopping.wait(RETRY_S):
                     return False
             else:
+                self._meters.took("rankdump_agent_commit_seconds", time.monotonic() - begun_s)
                 if self.problem:
                     _log.warning("the ledger can be written again")
                 self.problem = ""

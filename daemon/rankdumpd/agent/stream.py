@@ -15,6 +15,7 @@ from rankdumpd.agent.intake import Intake
 from rankdumpd.agent.mailbox import Mailbox
 from rankdumpd.agent.rings import Rings
 from rankdumpd.agent.sessions import Session
+from rankdumpd.logs import about
 
 _log = logging.getLogger(__name__)
 
@@ -44,7 +45,8 @@ class Reader:
         except grpc.RpcError:
             self._mailbox.end("the rank is gone")
         except Exception:
-            _log.exception("stream of session %s", self._session.request.session_id)
+            request = self._session.request
+            _log.exception("stream of session %s", request.session_id, extra=about(request))
             self._mailbox.end("the agent failed to take a frame")
         finally:
             self._intake.give_back()

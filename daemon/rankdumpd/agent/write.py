@@ -150,7 +150,8 @@ class Writer:
             if said in self._logged:
                 return
             self._logged.add(said)
-        _log.log(level, "session %s %s: %s", record.ticket.session_id, said, error)
+        session_id = record.ticket.session_id
+        _log.log(level, "session %s %s: %s", session_id, said, error, extra={"session": session_id})
 
 
 def _mark(record: Examined) -> str:

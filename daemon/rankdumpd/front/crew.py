@@ -10,11 +10,12 @@ from typing import Protocol, TypeVar
 import grpc
 
 from rankdump.contract.errors import RankdumpError, UnavailableError
+from rankdump.contract.room import MetricSample
 from rankdump.contract.status import StatusView
 from rankdump.wire import views
 from rankdump.wire.channel import Credentials, Options, connect
 from rankdump.wire.errors import error_of
-from rankdump.wire.v1 import agent_pb2, agent_pb2_grpc
+from rankdump.wire.v1 import agent_pb2, agent_pb2_grpc, metrics_pb2, metrics_pb2_grpc
 from rankdumpd.front.merged import merged
 
 STATUS_TIMEOUT_S = 5.0
@@ -79,7 +80,7 @@ class Crew:
     def view(self) -> StatusView:
         """Return what all of them know, and who did not say."""
         answers = self._ask(
-            lambda stub: stub.Status.future(
+            lambda channel: agent_pb2_grpc.AgentServiceStub(channel).Status.future(
                 agent_pb2.AgentStatusRequest(), timeout=STATUS_TIMEOUT_S
             )
         )
@@ -92,6 +93,19 @@ class Crew:
         known = [views.view_from_wire(a.view) for a in answers if not isinstance(a, RankdumpError)]
         return merged(known, [*own, *silent])
 
+    def metrics(self) -> dict[int, list[MetricSample]]:
+        """Return the numbers of those that answer."""
+        answers = self._ask(
+            lambda channel: metrics_pb2_grpc.MetricsServiceStub(channel).Metrics.future(
+                metrics_pb2.MetricsRequest(), timeout=STATUS_TIMEOUT_S
+            )
+        )
+        return {
+            member.index: views.samples_from_wire(answer)
+            for member, answer in zip(self._members, answers, strict=True)
+            if not isinstance(answer, RankdumpError)
+        }
+
     def settle(self, timeout_s: float) -> int:
         """Wait until all that was received is in the tree; return what is not, at least one for
         each worker that does not say.
@@ -102,7 +116,7 @@ class Crew:
         left_s = max(0.0, deadline_s - time.monotonic())
         drain = agent_pb2.Drain(timeout_ms=round(left_s * 1000))
         answers = self._ask(
-            lambda stub: stub.Control.future(
+            lambda channel: agent_pb2_grpc.AgentServiceStub(channel).Control.future(
                 agent_pb2.ControlRequest(drain=drain), timeout=left_s + _MARGIN_S
             )
         )
@@ -112,9 +126,7 @@ class Crew:
         host = self._own_host()
         return (*_OPTIONS, ("grpc.ssl_target_name_override", host)) if host else _OPTIONS
 
-    def _ask(
-        self, call: Callable[[agent_pb2_grpc.AgentServiceStub], _Call[Answer]]
-    ) -> list[Answer | RankdumpError]:
+    def _ask(self, call: Callable[[grpc.Channel], _Call[Answer]]) -> list[Answer | RankdumpError]:
         """Return the answer of each, or why there is none."""
         with contextlib.ExitStack() as channels:
             calls: list[_Call[Answer] | RankdumpError] = []
@@ -125,7 +137,7 @@ class Crew:
                     calls.append(error)
                     continue
                 channels.enter_context(channel)
-                calls.append(call(agent_pb2_grpc.AgentServiceStub(channel)))
+                calls.append(call(channel))
             return [_answer(each) for each in calls]
 
 

@@ -135,7 +135,8 @@ def _index(session_id: str, request: str, workers: int) -> int | None:
         return worker_of(about["job_id"], about["rank"], workers)
     except (ValueError, LookupError, TypeError, AttributeError):
         # One row that cannot be read must not keep all ranks out.
-        _log.exception("session %s cannot be read and stays where it is", session_id)
+        extra = {"session": session_id}
+        _log.exception("session %s cannot be read and stays where it is", session_id, extra=extra)
         return None
 
 

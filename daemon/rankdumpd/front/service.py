@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import logging
 import os
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ import grpc
 
 from rankdump.contract.errors import UnavailableError
 from rankdump.contract.exchange import SessionRequest
+from rankdump.contract.room import MetricSample
 from rankdump.wire.channel import Credentials
 from rankdump.wire.v1 import agent_pb2_grpc
 from rankdumpd import machine
@@ -24,10 +26,12 @@ from rankdumpd.agent.slabs.place import group_of
 from rankdumpd.front import shares
 from rankdumpd.front.crew import Crew
 from rankdumpd.front.homes import Home, bring_home, make_folder
+from rankdumpd.front.metering import Sums
 from rankdumpd.front.servicer import FrontServicer
 from rankdumpd.front.sharding import worker_of
 from rankdumpd.front.worker import Worker
 from rankdumpd.lifecycle import Room
+from rankdumpd.meters import Meters
 from rankdumpd.server import socket_path
 from rankdumpd.settings import AgentSettings, Settings, environment, without_settings
 from rankdumpd.tls import Certificates
@@ -47,7 +51,9 @@ class Front(Room):
     leave_s = 2 * Room.leave_s
     service_names: tuple[str, ...] = (SERVICE_NAME,)
 
-    def __init__(self, every: Settings, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, every: Settings, environ: Mapping[str, str], *, meters: Meters | None = None
+    ) -> None:
         """Give `environ` to the workers, with settings of their own."""
         self._every = every
         self._settings = settings = every.agent
@@ -71,10 +77,12 @@ class Front(Room):
             own_host=lambda: shown.material().hosts[0] if shown else "",
         )
         self._draining = False
+        self._meters = meters or Meters()
+        self._sums, self._summing = Sums(), threading.Lock()
 
     def register(self, server: grpc.Server) -> None:
         """Add the agent's service to a server."""
-        servicer = FrontServicer(self._crew, redirect=self._redirect)
+        servicer = FrontServicer(self._crew, redirect=self._redirect, meters=self._meters)
         agent_pb2_grpc.add_AgentServiceServicer_to_server(servicer, server)
 
     def start(self) -> None:
@@ -113,6 +121,14 @@ class Front(Room):
         if self._guard >= 0:
             os.close(self._guard)
             self._guard = -1
+
+    def samples(self) -> list[MetricSample]:
+        """Return the numbers of all workers, as one agent's."""
+        answers = self._crew.metrics()
+        restarts = sum(worker.restarts for worker in self._workers)
+        with self._summing:
+            found = self._sums.of(answers)
+        return [*found, MetricSample("rankdump_agent_worker_restarts_total", restarts)]
 
     def reload(self, settings: Settings) -> None:
         """Give each worker its part of new settings."""

@@ -55,6 +55,11 @@ class Worker:
         with self._changed:
             self._changed.wait_for(lambda: self._address, timeout_s)
 
+    @property
+    def restarts(self) -> int:
+        """How often it was started again."""
+        return self._restarts
+
     def findings(self) -> list[str]:
         """Return what people should know of it."""
         with self._changed:
@@ -128,7 +133,12 @@ class Worker:
             if self._stopping or not (served or self._restarts):
                 break
             retry_s = FIRST_RETRY_S if time.monotonic() - begun_s > STEADY_S else retry_s
-            _log.error("worker %d %s; it is started again", self.index, self._last_end)
+            _log.error(
+                "worker %d %s; it is started again",
+                self.index,
+                self._last_end,
+                extra={"worker": self.index},
+            )
             with self._changed:
                 self._changed.wait_for(lambda: self._stopping, retry_s)
             retry_s = min(2 * retry_s, LAST_RETRY_S)

@@ -22,6 +22,7 @@ from rankdumpd.agent.effects.joined import Joining
 from rankdumpd.agent.effects.kept import rows_of_tables
 from rankdumpd.agent.effects.manifest import describe
 from rankdumpd.agent.ledger import Ledger
+from rankdumpd.agent.metered import of_end
 from rankdumpd.agent.program import ProgramOrder
 from rankdumpd.agent.receive import declaration_again
 from rankdumpd.agent.report import Reporter
@@ -29,6 +30,8 @@ from rankdumpd.agent.sessions import Session
 from rankdumpd.agent.sessions.introduced import introduce
 from rankdumpd.agent.tabulate import Tables
 from rankdumpd.agent.values import Declared, Ticket
+from rankdumpd.logs import about
+from rankdumpd.meters import Meters
 
 READ_AT_ONCE = 64
 """Declarations that are read again at once: of a session that waited long there are many."""
@@ -40,11 +43,15 @@ class Effects:
     """Applies due declarations, in order; called from one thread at a time."""
 
     def __init__(
-        self, ledger: Ledger, reporter: Reporter, *, clock: Callable[[], float] = time.monotonic
+        self,
+        ledger: Ledger,
+        reporter: Reporter,
+        *,
+        meters: Meters,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._ledger = ledger
-        self._reporter = reporter
-        self._clock = clock
+        self._ledger, self._reporter = ledger, reporter
+        self._meters, self._clock = meters, clock
         self._again = Again()
         self._joining: dict[str, Joining] = {}
         """By session: the iteration whose operators are being joined."""
@@ -84,7 +91,10 @@ class Effects:
         if done and session.due.all_here:
             session.due.complaint = ""
             if self._again.over(session.request.session_id):
-                _log.warning("rank %d: what waited is in the tree", session.request.rank)
+                request = session.request
+                _log.warning(
+                    "rank %d: what waited is in the tree", request.rank, extra=about(request)
+                )
         return done
 
     def _wait(self, session: Session, why: str) -> None:
@@ -96,7 +106,7 @@ class Effects:
         if session.outlet.tables is not None:
             session.outlet.tables.look_back()
         if why != session.due.complaint:
-            _log.error(why)
+            _log.error(why, extra=about(session.request))
         session.due.complaint = why
 
     def _tell_ends(self, session: Session) -> None:
@@ -104,7 +114,7 @@ class Effects:
         while (declared := session.due.next(session.watermark)) is not None:
             declaration = declared.declaration
             if isinstance(declaration, IterationEnd):
-                status = session.end_iteration(declared, declaration)
+                status = self._ended(session, declared, declaration)
                 self._report_end(session, declared.ticket, status)
             elif isinstance(declaration, SessionEnd):
                 session.say_goodbye(declaration)
@@ -201,7 +211,7 @@ class Effects:
         self, session: Session, declared: Declared, end: IterationEnd, *, joined: bool = True
     ) -> None:
         ticket = declared.ticket
-        status = session.end_iteration(declared, end)
+        status = self._ended(session, declared, end)
         try:
             # A manifest says that everything is there: without its rows it has to wait as they do.
             if joined and _tabulated(session, ticket):
@@ -215,13 +225,22 @@ class Effects:
             failed(session, what, error, declared)
         self._report_end(session, ticket, status)
 
+    def _ended(self, session: Session, declared: Declared, end: IterationEnd) -> IterationStatus:
+        if session.ends_first(declared, end):
+            self._meters.add_all(of_end(end))
+        return session.end_iteration(declared, end)
+
     def _report_end(self, session: Session, ticket: Ticket, status: IterationStatus) -> None:
         try:
             self._ledger.iteration_waits(ticket, status)
         except sqlite3.Error as error:
             # It is reported when its manifest is there.
             _log.error(
-                "rank %d, iteration %d: not reported: %s", status.rank, status.iteration, error
+                "rank %d, iteration %d: not reported: %s",
+                status.rank,
+                status.iteration,
+                error,
+                extra=about(status, iteration=status.iteration),
             )
 
     def _end_session(self, session: Session, declared: Declared, end: SessionEnd) -> None:

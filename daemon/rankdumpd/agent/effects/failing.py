@@ -8,6 +8,7 @@ from rankdump.contract.errors import ExhaustedError
 from rankdumpd import faults
 from rankdumpd.agent.sessions import Session
 from rankdumpd.agent.values import Declared
+from rankdumpd.logs import about
 
 _log = logging.getLogger(__name__)
 
@@ -22,5 +23,5 @@ def failed(session: Session, what: str, error: Exception, end: Declared | None =
         session.due.set_back(end)
         raise ExhaustedError(f"{said}; it waits in the ledger and is tried again") from None
     # Not marked as applied: the next start of the agent tries again.
-    _log.error(said, exc_info=error)
+    _log.error(said, exc_info=error, extra=about(session.request))
     session.trouble(said)

@@ -21,6 +21,7 @@ from rankdump.wire.v1 import coordinator_pb2, coordinator_pb2_grpc
 from rankdumpd.agent.report.ports import Log, Times
 from rankdumpd.agent.report.stream import Conversation
 from rankdumpd.agent.report.timing import Timing
+from rankdumpd.logs import about
 
 MAX_WARNINGS = 256
 
@@ -65,6 +66,10 @@ class Reporter:
         lost = {"events": events, "states": states + self._unentered}
         return [f"{n} {what} never reached the coordinator" for what, n in lost.items() if n]
 
+    def events(self) -> tuple[int, int]:
+        """Return how many events wait to be told, and how many were given up."""
+        return self._log.waiting(self._received)[1], self._log.lost()[0]
+
     def session(self, status: SessionStatus, root: str) -> None:
         """Report how a session stands, and where its tree is."""
         if not self._address:
@@ -74,7 +79,9 @@ class Reporter:
         except sqlite3.Error as error:
             # The rank is not to blame, and the next state of the session says it again.
             self._unentered += 1
-            _log.error("session %s is not reported: %s", status.session_id, error)
+            _log.error(
+                "session %s is not reported: %s", status.session_id, error, extra=about(status)
+            )
         self.wake()
 
     def warnings(self, job_id: str) -> list[str]:

@@ -150,6 +150,11 @@ class Session:
         with self._lock:
             self._tallies.stored_anew(iteration, more_bytes)
 
+    def ends_first(self, declared: Declared, end: IterationEnd) -> bool:
+        """Return whether an end of an iteration was not counted yet."""
+        with self._lock:
+            return self._tallies.ends_first(end, declared.ticket.sequence)
+
     def end_iteration(self, declared: Declared, end: IterationEnd) -> IterationStatus:
         """Complete an iteration, again or not; return its balance."""
         with self._lock:

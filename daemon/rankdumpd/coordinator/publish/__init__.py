@@ -74,7 +74,8 @@ class Publisher:
             if faults.passes(error):
                 raise ExhaustedError(f"{root}: {faults.said(error)}") from None
             problem = f"{len(order)} entries could not be published: {error}"
-            _LOG.error("job %s, iteration %d: %s", job_id, order.iteration, problem)
+            about = {"job": job_id, "iteration": order.iteration, "root": root}
+            _LOG.error("job %s, iteration %d: %s", job_id, order.iteration, problem, extra=about)
             return None, f"iteration {order.iteration}: {problem}"
 
     def _written(self, place: Place, order: GlobalOrder, job_id: str, root: str) -> Book:
@@ -127,7 +128,8 @@ def note(
     except _REFUSALS as error:
         if faults.passes(error):
             raise ExhaustedError(f"{root}: {faults.said(error)}") from None
-        _LOG.error("job %s: findings could not be published: %s", job_id, error)
+        about = {"job": job_id, "root": root}
+        _LOG.error("job %s: findings could not be published: %s", job_id, error, extra=about)
         return book, f"{len(findings)} findings could not be published: {error}"
 
 

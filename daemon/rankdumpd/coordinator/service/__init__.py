@@ -12,6 +12,7 @@ import grpc
 
 from rankdump.contract import roots
 from rankdump.contract.findings import Finding
+from rankdump.contract.room import MetricSample
 from rankdump.contract.status import OrderEntry
 from rankdump.wire.v1 import coordinator_pb2
 from rankdump.wire.v1.coordinator_pb2_grpc import add_CoordinatorServiceServicer_to_server
@@ -20,11 +21,14 @@ from rankdumpd.coordinator.merge import merge
 from rankdumpd.coordinator.publish import published
 from rankdumpd.coordinator.service.hinting import Hinting
 from rankdumpd.coordinator.service.keeping import Keeping
+from rankdumpd.coordinator.service.metered import of_fleet
 from rankdumpd.coordinator.service.publishing import Publishing
 from rankdumpd.coordinator.service.servicer import CoordinatorServicer
 from rankdumpd.coordinator.state import State
 from rankdumpd.coordinator.values import Answer, Fleet, Report
 from rankdumpd.lifecycle import Room
+from rankdumpd.meters import Meters
+from rankdumpd.metric_names import COORDINATOR
 from rankdumpd.settings import CoordinatorSettings
 
 _LOG = logging.getLogger(__name__)
@@ -40,8 +44,16 @@ _PATIENCE_S = 15.0
 class Coordinator(Room):
     """Takes the reports of all agents and publishes the order of each job."""
 
-    def __init__(self, settings: CoordinatorSettings, *, ends_with_job: bool = False) -> None:
+    def __init__(
+        self,
+        settings: CoordinatorSettings,
+        *,
+        ends_with_job: bool = False,
+        meters: Meters | None = None,
+    ) -> None:
         """With `ends_with_job` nobody will come back to what is not complete at the end."""
+        self._meters = meters or Meters()
+        self._meters.begin(COORDINATOR)
         self._settings = settings
         self._ends_with_job = ends_with_job
         self._gather = Gather(deadline_s=settings.deadline_s)
@@ -73,7 +85,7 @@ class Coordinator(Room):
 
     def register(self, server: grpc.Server) -> None:
         """Add the services to a server that has not started yet."""
-        add_CoordinatorServiceServicer_to_server(CoordinatorServicer(self), server)
+        add_CoordinatorServiceServicer_to_server(CoordinatorServicer(self, self._meters), server)
 
     def start(self) -> None:
         """Go on where an earlier process ended; ConfigError when another one has its state."""
@@ -88,6 +100,7 @@ class Coordinator(Room):
             table_events=self._settings.table_events,
             trace_events=self._settings.trace_events,
             roots=self._roots,
+            meters=self._meters,
         )
         self._keeping.recall()
         self._hinting.recall()
@@ -140,6 +153,7 @@ class Coordinator(Room):
         keep the rest on disk, and memory holds a few iterations however fast they come.
         """
         answer = self._gather.take(report, now_s=time.monotonic())
+        self._meters.add("rankdump_coordinator_reports_total")
         patience_s = time.monotonic() + _PATIENCE_S
         while report.items and self._gather.crowded(report) and time.monotonic() < patience_s:
             if self._stopping.wait(_TICK_S / 4):
@@ -149,6 +163,10 @@ class Coordinator(Room):
     def fleet(self) -> Fleet:
         """Return what is known of all jobs."""
         return self._gather.fleet(now_s=time.monotonic())
+
+    def samples(self) -> list[MetricSample]:
+        """Return how it stands, for monitoring."""
+        return list(of_fleet(self.fleet()))
 
     def order(self, job_id: str, graph: int | None = None) -> Iterator[OrderEntry | Finding]:
         """Return the published order of a job, then what is gathered so far, merged as it is.

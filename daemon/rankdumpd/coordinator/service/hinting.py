@@ -35,7 +35,7 @@ class Hinting:
                     self._show(job_id)
             except Exception:
                 # Hints that cannot be read must not keep orders from being published.
-                _LOG.exception("job %s: its hints begin anew", job_id)
+                _LOG.exception("job %s: its hints begin anew", job_id, extra={"job": job_id})
 
     def state_after(self, order: GlobalOrder, view: IterationView) -> str:
         """Take an iteration in; return the state of its job as JSON text."""
@@ -49,7 +49,7 @@ class Hinting:
             self._show(job_id, root)
         except Exception:
             # The iteration is published whatever becomes of the hints.
-            _LOG.exception("job %s: no hints", job_id)
+            _LOG.exception("job %s: no hints", job_id, extra={"job": job_id})
 
     def look(self, *, now_us: int) -> None:
         """See who waits at present; a job in which nobody does any more has no such hint."""
@@ -84,4 +84,4 @@ class Hinting:
             self._written[job_id] = worth
             problem = write_hints(root, job_id, hints, roots=self._roots)
             if problem:
-                _LOG.warning("job %s: %s", job_id, problem)
+                _LOG.warning("job %s: %s", job_id, problem, extra={"job": job_id})

@@ -63,7 +63,12 @@ class Keeping:
                 gone.append(job_id)
                 why = f"the state is over {self._settings.keep_bytes} bytes" if too_large else ""
                 why = why or f"it is over for {age_s / _DAY_S:.0f} days"
-                _LOG.info("job %s: no longer kept: %s; its tree stays", job_id, why)
+                _LOG.info(
+                    "job %s: no longer kept: %s; its tree stays",
+                    job_id,
+                    why,
+                    extra={"job": job_id},
+                )
             self._state.forget_agents(self._gather.forget_agents(before_s=now_s - limit_s))
         except UnavailableError as error:
             _LOG.error("%s; old jobs stay", error)

@@ -15,6 +15,7 @@ from rankdumpd.coordinator.service.ahead import Ahead
 from rankdumpd.coordinator.service.hinting import Hinting
 from rankdumpd.coordinator.service.keeping import Keeping
 from rankdumpd.coordinator.values import GlobalOrder, IterationView, Settled
+from rankdumpd.meters import Meters
 
 _LOG = logging.getLogger(__name__)
 
@@ -47,12 +48,13 @@ class Publishing:
         *,
         table_events: int,
         trace_events: int,
+        meters: Meters,
         roots: Sequence[str] = (),
     ) -> None:
         """`roots` are the folders that trees may be in, any when there are none."""
         self._gather = gather
         self._hinting = hinting
-        self._keeping = keeping
+        self._keeping, self._meters = keeping, meters
         self._roots = roots
         self._publisher = Publisher(
             table_events=table_events, trace_events=trace_events, roots=roots
@@ -104,14 +106,23 @@ class Publishing:
             return True
         except Exception as error:
             # The edge of the worker: one bad iteration must not hold up the others.
-            _LOG.exception("job %s, iteration %d", view.job_id, view.iteration)
+            _LOG.exception(
+                "job %s, iteration %d",
+                view.job_id,
+                view.iteration,
+                extra={"job": view.job_id, "iteration": view.iteration},
+            )
             settled = self._given_up(view, error)
-        self.lost += not settled.written
+        if not settled.written:
+            self.lost += 1
+            self._meters.add("rankdump_coordinator_lost_iterations_total")
         self._gather.settle(view.job_id, settled)
         self._keeping.flush()
         self._hinting.published(view.job_id, view.root)
         if self._waiting.pop(view.job_id, None):
-            _LOG.warning("job %s: its order is published again", view.job_id)
+            _LOG.warning(
+                "job %s: its order is published again", view.job_id, extra={"job": view.job_id}
+            )
         return True
 
     def _wait(self, view: IterationView, why: str) -> None:
@@ -119,7 +130,13 @@ class Publishing:
         pause_s = min(2 * before.pause_s, LAST_S) if before else FIRST_S
         hurried = before is not None and before.hurried
         if before is None or before.why != why:
-            _LOG.error("job %s, iteration %d waits: %s", view.job_id, view.iteration, why)
+            _LOG.error(
+                "job %s, iteration %d waits: %s",
+                view.job_id,
+                view.iteration,
+                why,
+                extra={"job": view.job_id, "iteration": view.iteration},
+            )
         at_s = time.monotonic() + pause_s
         self._waiting[view.job_id] = _Waiting(view, why, at_s, pause_s, hurried)
 
@@ -133,6 +150,9 @@ class Publishing:
             )
         finally:
             self._ahead.writing(False)
+        if written is not None:
+            self._meters.add("rankdump_coordinator_published_iterations_total")
+            self._meters.add("rankdump_coordinator_published_events_total", len(order))
         findings = [*_partial(view), *order.findings]
         if problem:
             findings.append(Finding(FindingKind.UNPUBLISHED, view.iteration, problem))
@@ -154,7 +174,12 @@ class Publishing:
             return self._hinting.state_after(order, view)
         except Exception:
             # What is in the tree must count as published whatever becomes of the hints.
-            _LOG.exception("job %s, iteration %d: no hints", view.job_id, order.iteration)
+            _LOG.exception(
+                "job %s, iteration %d: no hints",
+                view.job_id,
+                order.iteration,
+                extra={"job": view.job_id, "iteration": order.iteration},
+            )
             return self._gather.kept(view.job_id)[1]
 
     def _given_up(self, view: IterationView, error: Exception) -> Settled:

@@ -19,6 +19,7 @@ from rankdump.wire.views import timeout_hint_to_wire, view_to_wire
 from rankdumpd.coordinator.gather import Reader
 from rankdumpd.coordinator.service.answers import chosen, pages, status_of
 from rankdumpd.coordinator.values import Answer, Fleet, Report
+from rankdumpd.meters import Meters
 
 
 class Desk(Protocol):
@@ -53,15 +54,15 @@ class Desk(Protocol):
 class CoordinatorServicer(CoordinatorServiceServicer):
     """The gRPC side of a coordinator."""
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
+    def __init__(self, desk: Desk, meters: Meters) -> None:
+        self._desk, self._meters = desk, meters
 
     def Report(  # noqa: N802 - the name is the generated base class's
         self, request_iterator: Iterator[pb.ReportRequest], context: grpc.ServicerContext
     ) -> Iterator[pb.ReportResponse]:
         """Take one report after the other, and answer each once it is taken."""
         reader, agent_id = Reader(), ""
-        with _mapped(context):
+        with _mapped(context, self._meters):
             try:
                 for message in request_iterator:
                     report = reader.read(message)
@@ -84,7 +85,7 @@ class CoordinatorServicer(CoordinatorServiceServicer):
         self, request: pb.CoordinatorStatusRequest, context: grpc.ServicerContext
     ) -> pb.CoordinatorStatusResponse:
         """Return the whole picture of one job, or of all."""
-        with _mapped(context):
+        with _mapped(context, self._meters):
             fleet = self._desk.fleet()
             view = status_of(fleet, chosen(fleet, request.job_id), self._desk.problem)
             return pb.CoordinatorStatusResponse(view=view_to_wire(view))
@@ -93,7 +94,7 @@ class CoordinatorServicer(CoordinatorServiceServicer):
         self, request: pb.OrderRequest, context: grpc.ServicerContext
     ) -> Iterator[pb.OrderResponse]:
         """Stream the order of a job in pages, and its findings; or the findings alone."""
-        with _mapped(context):
+        with _mapped(context, self._meters):
             fleet = self._desk.fleet()
             if not fleet.latest:
                 raise RefusedError("no job has reported yet")
@@ -108,7 +109,7 @@ class CoordinatorServicer(CoordinatorServiceServicer):
         self, request: pb.HintsRequest, context: grpc.ServicerContext
     ) -> pb.HintsResponse:
         """Return the hints of one job, or of all."""
-        with _mapped(context):
+        with _mapped(context, self._meters):
             jobs = chosen(self._desk.fleet(), request.job_id)
             hints = (timeout_hint_to_wire(hint) for job in jobs for hint in job.hints)
             return pb.HintsResponse(hints=hints)
@@ -123,9 +124,10 @@ def _response(answer: Answer) -> pb.ReportResponse:
 
 
 @contextmanager
-def _mapped(context: grpc.ServicerContext) -> Generator[None, None, None]:
-    """End the call with the code that stands for an error."""
+def _mapped(context: grpc.ServicerContext, meters: Meters) -> Generator[None, None, None]:
+    """End the call with the code that stands for an error, and count it."""
     try:
         yield
     except RankdumpError as error:
+        meters.add("rankdump_refused_calls_total", code=code_of(error).name)
         context.abort(code_of(error), str(error))

@@ -1,0 +1,272 @@
+"""What monitoring sees of daemons: the page, the call, health before a drain."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import ssl
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+from suites.authorities import Authority
+from suites.worker_host import WorkerHost, dump
+
+from rankdump.contract.errors import ConfigError
+from rankdump.wire import views
+from rankdump.wire.channel import Credentials
+from rankdump.wire.v1 import metrics_pb2, metrics_pb2_grpc
+from rankdumpd.agent import registry
+from rankdumpd.agent.service import Agent
+from rankdumpd.coordinator.service import Coordinator
+from rankdumpd.endpoint import Endpoint, Metrics, measured
+from rankdumpd.main import main as rankdumpd
+from rankdumpd.meters import Meters
+from rankdumpd.server import Server
+from rankdumpd.settings import CoordinatorSettings, MetricsSettings, Settings, TlsSettings
+
+OPEN_METRICS = "application/openmetrics-text; version=1.0.0"
+ARRAY = np.arange(6, dtype=np.float32)
+HERE = "127.0.0.1:0"
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+class Page:
+    """An endpoint that runs, and who reads it."""
+
+    def __init__(self, *sources, tls: TlsSettings | None = None) -> None:
+        self.tls = tls or TlsSettings()
+        self.endpoint = Endpoint(HERE, Metrics(sources), self.tls)
+        self.endpoint.start()
+
+    def get(
+        self,
+        shown: Credentials | None = None,
+        *,
+        accept: str = OPEN_METRICS,
+        path: str = "/metrics",
+    ) -> str:
+        context = None
+        if self.tls.on:
+            context = ssl.create_default_context(cafile=self.tls.ca)
+            if shown:
+                context.load_cert_chain(shown.certificate, shown.key)
+        url = f"http{'s' if self.tls.on else ''}://{self.endpoint.address}{path}"
+        asked = urllib.request.Request(url, headers={"Accept": accept})
+        with urllib.request.urlopen(asked, timeout=60, context=context) as answer:
+            return answer.read().decode()
+
+    def samples(self) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+        return parsed(self.get())
+
+
+def parsed(text: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    """Read a page as prometheus_client's own parser of OpenMetrics does."""
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def of(samples: Mapping[Any, float], name: str, **labels: str) -> float:
+    return samples[name, frozenset(labels.items())]
+
+
+@pytest.fixture
+def page_of() -> Iterator:
+    with contextlib.ExitStack() as stack:
+
+        def make(*sources, **more) -> Page:
+            page = Page(*sources, **more)
+            stack.callback(page.endpoint.stop)
+            return page
+
+        yield make
+
+
+def test_the_page_is_accepted_and_adds_up(make_agent, make_rank, frames, page_of):
+    """Records, drops of both sides, bytes and the ledger's commits, as the rank sent them."""
+    embedded = make_agent()
+    page = page_of(embedded.agent.samples, embedded.meters.samples)
+    rank = make_rank(embedded.address)
+    rank.open()
+    stream = rank.push().send(frames.record(1, ARRAY), frames.record(2, ARRAY + 1))
+    stream.send(frames.end(3, 0, 5, buffer_full=2, nonsense=1))
+    stream.wait_acknowledged(3)
+    assert rank.drain().drained
+    found = page.samples()
+    assert of(found, "rankdump_agent_records_total", fate="stored") == 2
+    assert of(found, "rankdump_agent_records_total", fate="dropped") == 3
+    dropped = "rankdump_agent_dropped_records_total"
+    assert of(found, dropped, reason="buffer_full", by="rank") == 2
+    assert of(found, dropped, reason="other", by="rank") == 1
+    assert of(found, dropped, reason="disk_low", by="agent") == 0
+    assert of(found, "rankdump_agent_received_bytes_total") == 2 * ARRAY.nbytes
+    assert of(found, "rankdump_agent_iterations_total") == 1
+    assert of(found, "rankdump_agent_sessions", state="open") == 1
+    assert of(found, "rankdump_agent_disk_size_bytes", root=str(rank.root)) > 0
+    assert of(found, "rankdump_agent_commit_seconds_count") >= 1
+    assert of(found, "process_open_fds") > 0
+    # Older servers ask for the older format.
+    assert "rankdump_agent_queue_bytes 0.0" in page.get(accept="text/plain")
+
+
+def test_counters_do_not_fall_when_sessions_are_forgotten(
+    make_agent, make_rank, frames, page_of, monkeypatch
+):
+    """Law: what was counted once stays, though the agent remembers only the last sessions."""
+    monkeypatch.setattr(registry, "MAX_CLOSED_SESSIONS", 1)
+    embedded = make_agent()
+    page = page_of(embedded.agent.samples, embedded.meters.samples)
+    kept = 0.0
+    for number in range(1, 5):
+        rank = make_rank(embedded.address, session_id=f"s{number}", job_id=f"j{number}")
+        rank.open()
+        stream = rank.push().send(frames.record(1, ARRAY), frames.end(2, 0, 1), frames.goodbye(3))
+        stream.wait_acknowledged(3)
+        assert stream.finish() is grpc.StatusCode.OK
+        found = page.samples()
+        kept = sum(value for key, value in found.items() if key[0] == "rankdump_agent_sessions")
+        assert of(found, "rankdump_agent_opened_sessions_total") == number
+        assert of(found, "rankdump_agent_iterations_total") == number
+    assert kept < 4
+
+
+def test_off_unless_asked_for_and_never_open_to_all():
+    """Law: nothing listens by default, and nothing but this host is served in the clear."""
+    _, none = measured(Settings(), Meters())
+    assert none == ()
+    settings = Settings(metrics=MetricsSettings(listen=HERE))
+    (endpoint,) = measured(settings, Meters())[1]
+    endpoint.stop()
+    for address in ("0.0.0.0:0", "example.org:9", "127.0.0.1", "127.0.0.1:x", "[::]:1"):
+        with pytest.raises(ConfigError, match=r"metrics\.listen"):
+            Endpoint(address, Metrics(()), TlsSettings())
+
+
+def test_a_port_that_is_taken_is_said(page_of):
+    taken = page_of().endpoint.address
+    with pytest.raises(ConfigError, match="free"):
+        Endpoint(taken, Metrics(()), TlsSettings()).start()
+
+
+def test_nothing_else_is_there(page_of):
+    with pytest.raises(urllib.error.HTTPError, match="404"):
+        page_of().get(path="/")
+
+
+def test_a_source_that_fails_leaves_the_others(page_of):
+    def broken():
+        raise OSError("gone")
+
+    meters = Meters("rankdump_agent_")
+    found = page_of(broken, meters.samples).samples()
+    assert of(found, "rankdump_agent_iterations_total") == 0
+
+
+def test_over_tls_for_readers_only(tmp_path: Path, page_of):
+    """Without a certificate, with another role or one that is revoked: no page."""
+    authority = Authority(tmp_path / "ca")
+    page = page_of(tls=authority.server())
+    reader, rank = authority.issue("r", "reader"), authority.issue("k", "rank")
+    found = parsed(page.get(reader))
+    assert of(found, "rankdump_tls_not_after_timestamp_seconds") > 1.7e9
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        page.get(rank)
+    with refused.value as answer:
+        assert answer.code == 403
+        assert "wrong role" in answer.read().decode()
+    with pytest.raises((ssl.SSLError, urllib.error.URLError, ConnectionError)):
+        page.get()
+    authority.revoke("r")
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        page.get(reader)
+    with refused.value as answer:
+        assert "revoked" in answer.read().decode()
+
+
+def test_a_coordinator_has_its_own(tmp_path: Path, page_of):
+    coordinator = Coordinator(CoordinatorSettings(state_dir=str(tmp_path)))
+    found = page_of(coordinator.samples).samples()
+    assert of(found, "rankdump_coordinator_jobs") == 0
+    assert of(found, "rankdump_coordinator_agents", state="silent") == 0
+    assert not any(name.startswith("rankdump_agent") for name, _ in found)
+
+
+def metrics_at(address: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    with grpc.insecure_channel(address) as channel:
+        answer = metrics_pb2_grpc.MetricsServiceStub(channel).Metrics(
+            metrics_pb2.MetricsRequest(), timeout=60, wait_for_ready=True
+        )
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for sample in views.samples_from_wire(answer)
+    }
+
+
+def test_workers_are_one_agent(short_dir: Path):
+    """Ranks of two workers add up, on the same call as of an agent without any."""
+    host = WorkerHost(short_dir, 2)
+    try:
+        for rank in range(4):
+            with host.session(rank) as session:
+                session.step(0)
+                dump(session, [ARRAY, ARRAY + 1])
+        found = metrics_at(host.address)
+    finally:
+        host.close()
+    assert of(found, "rankdump_agent_records_total", fate="stored") == 8
+    assert of(found, "rankdump_agent_opened_sessions_total") >= 4
+    assert of(found, "rankdump_agent_worker_restarts_total") == 0
+
+
+def test_health_says_it_before_ranks_hear_of_the_drain(short_dir: Path, monkeypatch):
+    """Law: who balances load by health sends nobody here any more once ranks are told to go."""
+    address = f"unix:{short_dir}/d.sock"
+    seen: list[int] = []
+    serves, gone, over = threading.Event(), threading.Event(), threading.Event()
+    start, drain = Server.start, Agent.drain
+
+    def watch() -> None:
+        with grpc.insecure_channel(address) as channel, contextlib.suppress(grpc.RpcError):
+            stub: Any = health_pb2_grpc.HealthStub(channel)
+            for answer in stub.Watch(health_pb2.HealthCheckRequest(), wait_for_ready=True):
+                seen.append(answer.status)
+                (gone if answer.status == NOT_SERVING else serves).set()
+        over.set()
+
+    watcher = threading.Thread(target=watch)
+
+    def started(self: Server) -> str:
+        bound = start(self)
+        watcher.start()
+        assert serves.wait(60)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return bound
+
+    def drained(self: Agent, timeout_s: float) -> int:
+        # Streams are told by what is called here.
+        told.append(gone.wait(60))
+        return drain(self, timeout_s)
+
+    told: list[bool] = []
+    monkeypatch.setattr(Server, "start", started)
+    monkeypatch.setattr(Agent, "drain", drained)
+    monkeypatch.setenv("RANKDUMPD_AGENT__NICE", "0")
+    arguments = ["standalone", "--socket", f"{short_dir}/d.sock", "--state-dir", f"{short_dir}/s"]
+    done = CliRunner().invoke(rankdumpd, arguments)
+    assert over.wait(60)
+    watcher.join()
+    assert (done.exit_code, told) == (0, [True]), done.output
+    assert seen[0] != NOT_SERVING

@@ -1,0 +1,77 @@
+"""Lines of the log: for people, for machines, for journald; and what `extra=` may name."""
+
+from __future__ import annotations
+
+import ast
+import json
+import logging
+from pathlib import Path
+
+import rankdumpd
+from rankdump.contract.errors import ConfigError
+from rankdumpd.logs import KEYS, formatter
+from rankdumpd.settings import LogSettings
+
+ROOT = Path(rankdumpd.__file__).parent
+
+
+def record(**extra: object) -> logging.LogRecord:
+    try:
+        raise ConfigError("f", "k", 1, "2")
+    except ConfigError as error:
+        made = logging.LogRecord(
+            "a.b", logging.ERROR, "p", 1, "job %s", ("j",), (type(error), error, None)
+        )
+    made.__dict__.update(extra)
+    return made
+
+
+def test_json_is_an_object_a_line_with_what_it_is_about():
+    text = formatter(LogSettings(format="json"), who="worker 1 ", journal=False).format(
+        record(job="j", rank=3, colour="red")
+    )
+    found = json.loads(text)
+    assert "\n" not in text
+    assert found["level"] == "error"
+    assert found["message"] == "job j"
+    assert (found["job"], found["rank"], found["who"]) == ("j", 3, "worker 1")
+    assert "ConfigError" in found["traceback"]
+    assert found["time"].endswith("Z")
+    assert "colour" not in found
+
+
+def test_each_line_for_the_journal_says_how_urgent_it_is():
+    text = formatter(LogSettings(), who="", journal=True).format(record())
+    assert all(line.startswith("<3>") for line in text.split("\n"))
+    assert "ERROR a.b: job j" in text
+
+
+def keys_of(value: ast.expr, text: str, path: Path) -> set[str]:
+    if isinstance(value, ast.Name):
+        # A local name: the dictionary stands in a line before.
+        assigned = [
+            node.value
+            for node in ast.walk(ast.parse(text))
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == value.id
+            if isinstance(node.value, ast.Dict)
+        ]
+        assert assigned, f"{path}: {value.id}"
+        return {key for each in assigned for key in keys_of(each, text, path)}
+    if isinstance(value, ast.Call):
+        assert ast.unparse(value.func) == "about", path
+        return {keyword.arg or "" for keyword in value.keywords}
+    assert isinstance(value, ast.Dict), f"{path}: {ast.unparse(value)}"
+    return {ast.literal_eval(key) for key in value.keys if key}
+
+
+def test_extra_uses_only_the_known_words():
+    """Law: who reads logs by machine knows every word there may be."""
+    used = {"job", "rank", "session"}
+    for path in ROOT.rglob("*.py"):
+        text = path.read_text()
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).lower().startswith("_log."):
+                for keyword in node.keywords:
+                    if keyword.arg == "extra":
+                        used |= keys_of(keyword.value, text, path)
+    assert used == set(KEYS)

@@ -1,0 +1,194 @@
+"""Counting: names, sums, what is shown before anything happened, and what hostile ranks may add."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import rankdumpd
+from rankdump.contract.exchange import IterationEnd
+from rankdump.contract.reasons import REASONS
+from rankdump.contract.room import DiskStatus, JobUsage, MetricSample
+from rankdump.contract.status import StatusView
+from rankdumpd.agent.metered import of_end, of_status
+from rankdumpd.front.metering import Sums
+from rankdumpd.meters import Meters
+from rankdumpd.metric_names import (
+    AGENT,
+    COORDINATOR,
+    METRICS,
+    MOST_OPEN,
+    Key,
+    Kind,
+    joined,
+    key_of,
+    metric_of,
+)
+
+SOURCES = [path.read_text() for path in Path(rankdumpd.__file__).parent.rglob("*.py")]
+CLIENT = [p.read_text() for p in (Path(rankdumpd.__file__).parents[2] / "client").rglob("*.py")]
+DROPPED = "rankdump_agent_dropped_records_total"
+GIVEN_TO = {"dropped", "cut_off", "lost_on_the_way", "Verdict"}
+CONSTANTS = {
+    "BUFFER_FULL",
+    "CHANGED_IN_PLACE",
+    "COPY_FAILED",
+    "FIGURES_FAILED",
+    "NAME_TAKEN",
+    "REASON",
+    "TORN",
+}
+WORD = re.compile("[a-z]+(_[a-z]+)*")
+NAMES = re.compile(r'"(rankdump_(?:agent|coordinator|refused|build|start|tls)_\w+)"')
+
+
+def values(samples: Iterable[MetricSample]) -> dict[Key, float]:
+    return {key_of(sample): sample.value for sample in samples}
+
+
+def test_names_are_those_of_the_table_and_each_is_used():
+    """Every name in the code stands in the table; every name of the table is counted somewhere."""
+    used = {metric_of(name) for text in SOURCES for name in NAMES.findall(text)}
+    assert used == set(METRICS)
+
+
+def test_names_follow_the_conventions():
+    """Counters end with _total, units are base units, and a help text is a sentence."""
+    for name, metric in METRICS.items():
+        assert re.fullmatch(r"[a-z][a-z_]*[a-z]", name)
+        assert name.endswith("_total") == (metric.kind is Kind.COUNTER), name
+        assert not re.search(r"_(ms|us|kb|mb|gb|percent)(_|$)", name)
+        assert metric.text.endswith("."), name
+        assert not {"le", "quantile", "job_name"} & set(metric.labels)
+
+
+def test_every_drop_by_its_reason_is_there_from_the_start():
+    found = values(Meters(AGENT).samples())
+    for reason in REASONS:
+        for by in ("agent", "rank"):
+            assert found[DROPPED, (("by", by), ("reason", reason))] == 0
+    assert not any(name.startswith(COORDINATOR) for name, _ in found)
+
+
+def literals(nodes: Iterable[ast.AST | None]) -> set[str]:
+    """Every word among some expressions, but those that something is compared with."""
+    inner = [each for node in nodes if node for each in ast.walk(node)]
+    compared = {at for each in inner if isinstance(each, ast.Compare) for at in ast.walk(each)}
+    texts = {e.value for e in inner if isinstance(e, ast.Constant) and e not in compared}
+    return {each for each in texts if isinstance(each, str) and WORD.fullmatch(each)}
+
+
+def drop_words(text: str) -> set[str]:
+    """Every literal that code gives as the reason of a drop."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in GIVEN_TO:
+            found |= literals([*node.args, *(each.value for each in node.keywords)])
+        elif isinstance(node, ast.FunctionDef) and node.name.endswith(("reason", "reason_of")):
+            found |= literals(n.value for n in ast.walk(node) if isinstance(n, ast.Return))
+        elif isinstance(node, ast.Assign):
+            names = {ast.unparse(target) for target in node.targets}
+            if names & CONSTANTS or any(name.endswith(".reason") for name in names):
+                found |= literals([node.value])
+    return found
+
+
+def test_every_word_for_a_drop_is_in_the_closed_list():
+    """Law: no tensor is dropped for a reason that monitoring would count as `other`."""
+    words = {word for text in (*SOURCES, *CLIENT) for word in drop_words(text)}
+    assert len(words) > 20
+    assert words <= REASONS, words - REASONS
+
+
+@given(st.dictionaries(st.text(max_size=12), st.integers(1, 9), max_size=30))
+def test_what_a_rank_says_adds_no_labels(drops: dict[str, int]):
+    """Law: hostile reasons are counted, all of them, under words that are known beforehand."""
+    found = of_end(IterationEnd(1, sum(drops.values()), drops, 0))
+    by_reason = {key: value for key, value in found.items() if key[0] == DROPPED}
+    assert {dict(labels)["reason"] for _, labels in by_reason} <= REASONS
+    assert sum(by_reason.values()) == sum(drops.values())
+
+
+def test_roots_and_jobs_have_a_bound():
+    """Of many only the fullest disks and the largest jobs have a sample of their own."""
+    many = range(3 * MOST_OPEN)
+    view = StatusView(
+        disks=tuple(DiskStatus(f"/{i}", free_bytes=i) for i in many),
+        usage=tuple(JobUsage(f"j{i}", bytes_stored=i) for i in many),
+    )
+    samples = list(of_status(view))
+    roots = [s.labels["root"] for s in samples if s.name == "rankdump_agent_disk_free_bytes"]
+    jobs = [s.labels["job"] for s in samples if s.name == "rankdump_agent_job_bytes"]
+    assert roots == [f"/{i}" for i in range(MOST_OPEN)]
+    assert jobs[0] == f"j{many[-1]}"
+    assert len(jobs) == MOST_OPEN
+
+
+def test_a_histogram_adds_up():
+    meters = Meters()
+    for seconds in (0.0004, 0.001, 0.3, 99.0):
+        meters.took("rankdump_agent_commit_seconds", seconds)
+    found = values(meters.samples())
+    bucket = "rankdump_agent_commit_seconds_bucket"
+    assert found[bucket, (("le", "0.001"),)] == 2
+    assert found[bucket, (("le", "0.5"),)] == 3
+    assert found[bucket, (("le", "10.0"),)] == 3
+    assert found[bucket, (("le", "+Inf"),)] == 4
+    assert found["rankdump_agent_commit_seconds_count", ()] == 4
+    assert found["rankdump_agent_commit_seconds_sum", ()] == pytest.approx(99.3014)
+
+
+def test_samples_of_several_are_one():
+    """Amounts add up; of one disk the least room counts; names that nobody knows are left out."""
+    root = {"root": "/d"}
+    found = joined(
+        [
+            MetricSample("rankdump_agent_queue_bytes", 3),
+            MetricSample("rankdump_agent_queue_bytes", 4),
+            MetricSample("rankdump_agent_disk_free_bytes", 9, root),
+            MetricSample("rankdump_agent_disk_free_bytes", 7, root),
+            MetricSample("rankdump_agent_disk_floor_bytes", 1, root),
+            MetricSample("rankdump_agent_disk_floor_bytes", 2, root),
+            MetricSample("nonsense", 1),
+        ]
+    )
+    assert [sample.value for sample in found] == [7, 7, 2]
+
+
+Steps = st.lists(
+    st.tuples(st.integers(0, 2), st.integers(0, 5), st.booleans(), st.booleans()), max_size=40
+)
+
+
+@given(Steps)
+def test_sums_of_workers_never_fall(steps: list[tuple[int, int, bool, bool]]):
+    """Law: whoever is silent or begins anew, what was counted stays, and nothing counts twice."""
+    name = "rankdump_agent_received_bytes_total"
+    sums, begun, counted = Sums(), [1.0, 2.0, 3.0], [0, 0, 0]
+    total, told, clock = 0, [0, 0, 0], 3.0
+    kept = [0, 0, 0]
+    for worker, more, restarts, answers in steps:
+        if restarts:
+            # What it counted after its last answer is gone with it.
+            clock += 1
+            begun[worker], counted[worker] = clock, 0
+            kept[worker] += told[worker]
+            told[worker] = 0
+        counted[worker] += more
+        said = {}
+        if answers:
+            told[worker] = counted[worker]
+            said[worker] = [
+                MetricSample("rankdump_start_time_seconds", begun[worker]),
+                MetricSample(name, counted[worker]),
+            ]
+        found = values(sums.of(said)).get((name, ()), 0)
+        assert found >= total
+        assert found == sum(kept) + sum(told)
+        total = int(found)
