@@ -17,6 +17,11 @@ from hypothesis import settings
 settings.register_profile("no deadlines", deadline=None)
 settings.load_profile("no deadlines")
 
+# What daemons of tests do is not to depend on how full the disk of this machine is.
+os.environ |= dict.fromkeys(
+    ("RANKDUMPD_AGENT__KEEP_FREE_RATIO", "RANKDUMPD_AGENT__KEEP_FREE_INODES_RATIO"), "0"
+)
+
 
 @pytest.fixture(autouse=True)
 def no_thread_leak() -> Iterator[None]:

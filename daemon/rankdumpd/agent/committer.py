@@ -18,6 +18,7 @@ from rankdumpd.agent.ledger import Ledger
 from rankdumpd.agent.registry import Registry
 from rankdumpd.agent.sessions import Session
 from rankdumpd.agent.settle import Done, Settler, Share
+from rankdumpd.agent.usage import Taken, Usage
 
 MAX_BATCH = 4096
 TICK_S = 1.0
@@ -51,10 +52,12 @@ class Committer:
         effects: Effects,
         budget: Budget,
         *,
+        usage: Usage | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._ledger, self._registry, self._effects = ledger, registry, effects
         self._budget, self._clock = budget, clock
+        self._usage = usage or Usage()
         self._done: queue.SimpleQueue[tuple[Sequence[Done], int] | None] = queue.SimpleQueue()
         self._unfinished: deque[Session] = deque()
         """Sessions with effects that take their time; each counts as a frame under way."""
@@ -145,6 +148,9 @@ class Committer:
             _log.exception("session %s", session.request.session_id)
             session.unclaim(share.sequences, f"its frames were not counted: {error!r}")
         else:
+            stored = sum(outcome.bytes_stored for outcome in share.outcomes)
+            root = str(session.outlet.tree.root)
+            self._usage.add(Taken(session.request.job_id, root, stored))
             self._apply(session)
 
     def _apply(self, session: Session) -> None:

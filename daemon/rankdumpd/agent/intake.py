@@ -7,15 +7,15 @@ from collections.abc import Callable, Sequence
 from rankdump.contract.exchange import RecordHead
 from rankdump.contract.figure_rows import FigureRows
 from rankdump.contract.selection import Verdict
-from rankdump.contract.status import Load
 from rankdump.wire.v1 import agent_pb2
 from rankdumpd.agent.admit import Admission
 from rankdumpd.agent.budget import Budget
 from rankdumpd.agent.committer import Committer, Done, cost_bytes
 from rankdumpd.agent.pipeline import Workers
+from rankdumpd.agent.policy import Room
 from rankdumpd.agent.receive import Assembler, Received
 from rankdumpd.agent.sessions import Session
-from rankdumpd.agent.values import Declared, Judged, Outcome, Parcel, Policy
+from rankdumpd.agent.values import Declared, Judged, Outcome, Parcel
 
 SMALL_BYTES = 16 << 10
 """A record up to here costs more to hand on than to write."""
@@ -37,14 +37,13 @@ class Intake:
         budget: Budget,
         workers: Workers,
         committer: Committer,
-        policy: Policy,
-        load: Callable[[], Load],
+        room: Callable[[], Room],
     ) -> None:
         self._session = session
         self._budget, self._workers, self._committer = budget, workers, committer
-        self._admission = Admission(session.plan, session.request.device, policy)
-        self._look_up_load = load
-        self._load: Load | None = None
+        self._admission = Admission(session.plan, session.request.device)
+        self._look_up_room = room
+        self._room: Room | None = None
         self._taken_bytes: int | None = None
         """What the budget gave for a record that is not whole yet."""
         self._gathered: list[Parcel | Done] = []
@@ -90,7 +89,7 @@ class Intake:
     def hand_on(self) -> None:
         """Hand on what was gathered: nothing more comes with it."""
         gathered, cost = self._gathered, self._gathered_cost
-        self._gathered, self._gathered_cost, self._load = [], 0, None
+        self._gathered, self._gathered_cost, self._room = [], 0, None
         if gathered:
             self._budget.take(cost, items=len(gathered))
             self._claim(gathered)
@@ -105,7 +104,7 @@ class Intake:
         large = head.byte_count > SMALL_BYTES
         if large:
             self.hand_on()
-        answer = self._admission.of_record(head, self._present_load())
+        answer = self._admission.of_record(head, self._present_room())
         if answer.accepted and large:
             self._budget.take(cost_bytes(head.byte_count))
             self._taken_bytes = cost_bytes(head.byte_count)
@@ -129,14 +128,14 @@ class Intake:
     def _judged(self, item: Outcome | Declared) -> Done:
         if not isinstance(item, Declared) or not isinstance(item.declaration, FigureRows):
             return item
-        refused = self._admission.of_rows(item.declaration, self._present_load())
+        refused = self._admission.of_rows(item.declaration, self._present_room())
         return Judged(item.ticket, item.declaration, refused, item.raw)
 
-    def _present_load(self) -> Load:
+    def _present_room(self) -> Room:
         # Asked once for all that comes together: that little more under way changes nothing.
-        if self._load is None:
-            self._load = self._look_up_load()
-        return self._load
+        if self._room is None:
+            self._room = self._look_up_room()
+        return self._room
 
     def _claim(self, items: Sequence[Parcel | Done]) -> None:
         claimed = self._session.claim({item.ticket.sequence for item in items})

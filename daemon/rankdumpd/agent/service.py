@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 import signal
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import grpc
@@ -22,11 +21,11 @@ from rankdumpd.agent import receive
 from rankdumpd.agent.budget import Budget
 from rankdumpd.agent.committer import Committer, cost_bytes
 from rankdumpd.agent.dedup import Originals
-from rankdumpd.agent.disk import DiskGauge
 from rankdumpd.agent.effects import Effects
 from rankdumpd.agent.filing import filed
 from rankdumpd.agent.intake import Intake
 from rankdumpd.agent.ledger import Ledger
+from rankdumpd.agent.limits import Limits, policy_of
 from rankdumpd.agent.mailbox import Mailbox
 from rankdumpd.agent.pipeline import Workers
 from rankdumpd.agent.registry import Registry
@@ -35,11 +34,12 @@ from rankdumpd.agent.rings import Rings
 from rankdumpd.agent.servicer import SERVICE_NAME, AgentServicer
 from rankdumpd.agent.sessions import Session
 from rankdumpd.agent.slabs import Slabs
-from rankdumpd.agent.slabs.cap import share_out
+from rankdumpd.agent.slabs.cap import SESSION_BYTES, share_out
 from rankdumpd.agent.slabs.place import folder_for, group_of
 from rankdumpd.agent.stream import OpenStreams, Reader
 from rankdumpd.agent.telling import Telling
-from rankdumpd.agent.values import Outcome, Parcel, Policy
+from rankdumpd.agent.usage import Usage
+from rankdumpd.agent.values import Outcome, Parcel
 from rankdumpd.lifecycle import Room
 from rankdumpd.server import socket_path
 from rankdumpd.settings import AgentSettings, Settings
@@ -67,10 +67,8 @@ class Agent(Room):
             queue_bytes=settings.queue_bytes,
             max_record_bytes=settings.max_record_bytes,
         )
-        self._policy = Policy(cap.record_bytes, settings.keep_free_bytes)
         self._listen = settings.listen
-        self._disk = DiskGauge()
-        self._budget = Budget(settings.queue_bytes)
+        self._budget, self._usage = Budget(settings.queue_bytes), Usage()
         self._streams = OpenStreams()
         # First of all: who may not be here says only that.
         self._ledger = Ledger(
@@ -84,8 +82,14 @@ class Agent(Room):
             ring_bytes=settings.slab_bytes,
             cap=cap,
         )
+        self._limits = Limits(
+            policy_of(settings, cap.record_bytes),
+            cap,
+            budget=self._budget,
+            usage=self._usage,
+            held_bytes=lambda live: self._slabs.held_bytes + live * SESSION_BYTES,
+        )
         self._originals = Originals()
-
         self._reporter = self._make_reporter(settings.coordinator, credentials)
         self._registry = Registry(
             self._ledger,
@@ -93,9 +97,11 @@ class Agent(Room):
             room=lambda live: cap.session_fault(slab_bytes=self._slabs.held_bytes, sessions=live),
             read_declared=receive.declaration_again,
         )
-        self._telling = Telling(self._registry, self._ledger, self._reporter)
-        self._effects = Effects(self._ledger, self._reporter)
-        self._committer = Committer(self._ledger, self._registry, self._effects, self._budget)
+        self._telling = Telling(self._registry, self._ledger, self._reporter, self._limits.warnings)
+        self._effects = Effects(self._ledger, self._reporter, usage=self._usage)
+        self._committer = Committer(
+            self._ledger, self._registry, self._effects, self._budget, usage=self._usage
+        )
         threads = settings.encode_threads or machine.cores()
         self._workers = Workers(threads, self._file, self._commit)
         self._rings = Rings(
@@ -124,6 +130,8 @@ class Agent(Room):
 
         DamagedError when the ledger is not to be believed.
         """
+        retention = self._ledger.retention
+        self._usage.restore(retention.taken(), retention.counts())
         for session in self._registry.recover():
             while not self._effects.apply_due(session):
                 pass
@@ -173,9 +181,9 @@ class Agent(Room):
             _log.error("a disk holds up a thread: ledger and slabs are left as they are")
 
     def reload(self, settings: Settings) -> None:
-        """Take over limits: those of a stream hold from its next beginning."""
-        keep_free_bytes = settings.agent.keep_free_bytes
-        self._policy = dataclasses.replace(self._policy, keep_free_bytes=keep_free_bytes)
+        """Take over limits; they hold from the next tensor on."""
+        largest = self._limits.policy.max_record_bytes
+        self._limits.policy = policy_of(settings.agent, largest)
 
     def fault(self) -> str:
         """Say which thread is dead without which nothing is written or told."""
@@ -197,9 +205,13 @@ class Agent(Room):
             roots=tuple(dict.fromkeys(str(session.outlet.tree.root) for session in sessions)),
             findings=(
                 *(sentence for session in sessions for sentence in session.findings()),
+                *self._limits.findings(sessions),
                 *self._committer.findings(),
                 *self._reporter.findings(),
             ),
+            disks=self._limits.disks_of(sessions),
+            usage=self._limits.jobs(self._ledger.retention.pins),
+            memory=self._limits.memory(self._registry.live()),
         )
 
     def _check_ledger(self) -> None:
@@ -215,8 +227,7 @@ class Agent(Room):
             budget=self._budget,
             workers=self._workers,
             committer=self._committer,
-            policy=self._policy,
-            load=lambda: self._load_of((session,)),
+            room=lambda: self._limits.room_of(session),
         )
 
     def _file(self, parcel: Parcel) -> Outcome:
@@ -248,9 +259,4 @@ class Agent(Room):
         )
 
     def _load(self) -> Load:
-        return self._load_of(self._registry.all())
-
-    def _load_of(self, sessions: Iterable[Session]) -> Load:
-        rooms = [self._disk.room(session.outlet.tree.root) for session in sessions]
-        free, total = min(rooms, default=(0, 0))
-        return Load(self._budget.items, self._budget.used_bytes, free, total)
+        return self._limits.load_of(self._registry.all())

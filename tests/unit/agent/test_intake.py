@@ -10,13 +10,13 @@ import pytest
 from rankdump.contract.errors import ProtocolError, UnavailableError
 from rankdump.contract.plan import DumpPlan, Output
 from rankdump.contract.plan_json import plan_to_json
-from rankdump.contract.status import Load
 from rankdump.wire.v1 import agent_pb2
 from rankdumpd.agent import intake as room
 from rankdumpd.agent.budget import Budget
 from rankdumpd.agent.intake import Intake
+from rankdumpd.agent.policy import Policy, Room
 from rankdumpd.agent.sessions import Session
-from rankdumpd.agent.values import Declared, Outcome, Parcel, Policy
+from rankdumpd.agent.values import Declared, Outcome, Parcel
 
 LARGE = room.SMALL_BYTES + 1
 CEILING = 100_000
@@ -47,13 +47,11 @@ class House:
         self.workers, self.committer = Taker(), Taker()
         self.asked = 0
         rooms: Any = {"workers": self.workers, "committer": self.committer}
-        self.intake = Intake(
-            self.session, budget=self.budget, policy=Policy(CEILING, 0), load=self._load, **rooms
-        )
+        self.intake = Intake(self.session, budget=self.budget, room=self._room, **rooms)
 
-    def _load(self) -> Load:
+    def _room(self) -> Room:
         self.asked += 1
-        return Load(disk_free_bytes=1 << 40)
+        return Room(Policy(CEILING))
 
     def settle(self) -> None:
         """Give back what the committer would once everything is done."""

@@ -28,6 +28,7 @@ from rankdumpd.agent.report import Reporter
 from rankdumpd.agent.sessions import Session
 from rankdumpd.agent.sessions.introduced import introduce
 from rankdumpd.agent.tabulate import Tables
+from rankdumpd.agent.usage import Usage
 from rankdumpd.agent.values import Declared, Ticket
 
 READ_AT_ONCE = 64
@@ -40,9 +41,15 @@ class Effects:
     """Applies due declarations, in order; called from one thread at a time."""
 
     def __init__(
-        self, ledger: Ledger, reporter: Reporter, *, clock: Callable[[], float] = time.monotonic
+        self,
+        ledger: Ledger,
+        reporter: Reporter,
+        *,
+        usage: Usage | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._ledger = ledger
+        self._usage = usage or Usage()
         self._reporter = reporter
         self._clock = clock
         self._again = Again()
@@ -170,7 +177,7 @@ class Effects:
         if isinstance(declaration, EventColumns):
             session.program.take(declaration)
         elif isinstance(declaration, IterationEnd):
-            joining = Joining(self._ledger, session, declared, declaration)
+            joining = Joining(self._ledger, session, declared, declaration, self._usage)
             self._joining[session.request.session_id] = joining
         elif isinstance(declaration, SessionEnd):
             self._end_session(session, declared, declaration)
