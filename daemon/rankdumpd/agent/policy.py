@@ -91,6 +91,13 @@ def room_reason(room: Room, byte_count: int) -> str:
     return ""
 
 
+def why_retired(policy: Policy, age_s: float, used_bytes: int) -> str:
+    """Return why an iteration is removed that ended so long ago, `age` or `size`; else nothing."""
+    if policy.retain_s and age_s > policy.retain_s:
+        return "age"
+    return "size" if policy.retain_bytes and used_bytes > policy.retain_bytes else ""
+
+
 def disk_warnings(policy: Policy, root: str, space: Space) -> Iterator[str]:
     """Say when a disk comes near its floors, or is below them, with the numbers."""
     free, total, floor = space.free_bytes, space.total_bytes, floor_bytes(policy, space)

@@ -262,4 +262,4 @@ class Retiring:
     """Room that its files leave: those with other names leave none."""
     began_us: int
     about: Mapping[str, object]
-    """Its job and rank, and why it is removed."""
+    """Its `job` and `rank`, and `why` it is removed."""

@@ -155,7 +155,7 @@ class Retention:
         with self._transaction(synced=True) as base:
             for part in parts:
                 pinned = base.execute(
-                    "SELECT 1 FROM pins WHERE job_id = ?", (part.about["job_id"],)
+                    "SELECT 1 FROM pins WHERE job_id = ?", (str(part.about["job"]),)
                 ).fetchone()
                 if pinned:
                     return False
