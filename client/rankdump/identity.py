@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 import sys
 import uuid
@@ -25,6 +26,7 @@ _WORLD_SIZE = ("WORLD_SIZE", "RANK_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS"
 # MindSpore compares support_device with DEVICE_ID, so an explicit one wins over the local rank.
 _DEVICE = ("DEVICE_ID", "LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
 _MAX_TEXT = 256
+_SECRET_BYTES = 32
 _JOB = ("RANKDUMP_JOB_ID", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID")
 
 
@@ -88,6 +90,7 @@ def introduction(identity: Identity, *, plan_json: bytes, config_source: bytes) 
         device_target=device_target,
         plan_json=plan_json,
         config_source=config_source,
+        secret=secrets.token_bytes(_SECRET_BYTES),
     )
 
 

@@ -6,31 +6,20 @@ import dataclasses
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import click
 
 from rankdump.codec import CODECS
 from rankdump.contract.errors import ConfigError, RankdumpError
-from rankdump.wire.channel import Credentials
-from rankdumpd import activation, lifecycle, machine
-from rankdumpd.agent.service import Agent
-from rankdumpd.agent.slabs.place import group_of
-from rankdumpd.audit import Audit
+from rankdumpd import lifecycle, machine
 from rankdumpd.certs.command import certs
-from rankdumpd.coordinator.service import Coordinator
-from rankdumpd.front.service import Front, bring_home_alone
-from rankdumpd.gate import Gate
 from rankdumpd.ingest.command import take_over
-from rankdumpd.ingest.service import IngestRoom
-from rankdumpd.ingest.source import check_apart
-from rankdumpd.ingest.values import Task
 from rankdumpd.leash import Leash
 from rankdumpd.lifecycle import Reread
-from rankdumpd.server import Server, Service, socket_path
+from rankdumpd.serving import ingest_task, serve_agent, serve_both, serve_coordinator
 from rankdumpd.settings import AgentSettings, Settings, load
-from rankdumpd.tls import Certificates, Revoked, nobody
 
 _EXIT_FAILED = 1
 _EXIT_USAGE = 2
@@ -62,7 +51,7 @@ def agent(
         return dataclasses.replace(settings, agent=_with_workers(settings.agent, workers))
 
     def serve(settings: Settings, reread: Reread) -> int:
-        return _serve_agent(settings, reread, None if as_worker is None else Leash())
+        return serve_agent(settings, reread, None if as_worker is None else Leash())
 
     who = "" if as_worker is None else f"worker {as_worker} "
     _execute(config, check_config, serve, changed, who=who)
@@ -73,7 +62,7 @@ def agent(
 @_check
 def coordinator(config: Path | None, check_config: bool) -> None:
     """Merge what the agents of a job report."""
-    _execute(config, check_config, _serve_coordinator)
+    _execute(config, check_config, serve_coordinator)
 
 
 @main.command()
@@ -104,7 +93,7 @@ def standalone(
     def serve(settings: Settings, reread: Reread) -> int:
         if until_eof:
             lifecycle.stop_at_end_of(sys.stdin.fileno())
-        return _serve_both(settings, reread, ends_with_job=until_eof)
+        return serve_both(settings, reread, ends_with_job=until_eof)
 
     _execute(config, check_config, serve, changed)
 
@@ -134,7 +123,7 @@ def ingest(
         if until_eof:
             lifecycle.stop_at_end_of(sys.stdin.fileno())
         task = dataclasses.replace(
-            _task(settings.agent, source.absolute(), into.absolute()),
+            ingest_task(settings.agent, source.absolute(), into.absolute()),
             delete=delete_source,
             clear=delete_source,
             codec=codec,
@@ -150,88 +139,6 @@ main.add_command(certs)
 
 def _with_workers(settings: AgentSettings, workers: int | None) -> AgentSettings:
     return settings if workers is None else dataclasses.replace(settings, workers=workers)
-
-
-def _agent(settings: Settings) -> Agent | Front:
-    machine.give_way(settings.agent.nice)
-    if settings.agent.workers > 1:
-        return Front(settings, os.environ)
-    bring_home_alone(settings.agent)
-    tls = settings.tls
-    return Agent(settings.agent, Credentials(tls.ca, tls.certificate, tls.key))
-
-
-def _door(
-    settings: Settings, address: str, services: Sequence[Service], *, below_front: bool = False
-) -> Server:
-    """Return the server of a process, with what protects it."""
-    tls = settings.tls
-    audit = Audit(Path(settings.log.audit)) if settings.log.audit else None
-    shown = revoked = gate = None
-    if tls.on and not socket_path(address):
-        told = audit.reloaded if audit else nobody
-        shown = Certificates(tls, told)
-        revoked = Revoked(Path(tls.revoked), told) if tls.revoked else None
-    if shown or audit:
-        gate = Gate(certificates=shown, revoked=revoked, audit=audit, own_may=below_front)
-    group = group_of(settings.agent.runtime_group)
-    return Server(address, services, tls=shown, gate=gate, group=group)
-
-
-def _task(settings: AgentSettings, source: Path, tree: Path) -> Task:
-    threads = settings.encode_threads or machine.cores()
-    return Task(source, tree, threads=threads, queue_bytes=settings.queue_bytes)
-
-
-def _ingest(settings: AgentSettings) -> tuple[IngestRoom, ...]:
-    """Return the room that follows the configured folder; none where none is."""
-    if not settings.ingest_dir:
-        return ()
-    source, tree = Path(settings.ingest_dir), Path(settings.ingest_into)
-    check_apart(source, tree)
-    task = dataclasses.replace(_task(settings, source, tree), delete=settings.ingest_delete)
-    return (IngestRoom(task),)
-
-
-def _serve_agent(settings: Settings, reread: Reread, leash: Leash | None) -> int:
-    # A folder is followed once on a host, by whoever is above the workers.
-    ingest = () if leash else _ingest(settings.agent)
-    listener = activation.inherited(os.environ)
-
-    def moved(settings: Settings) -> Settings:
-        """Return them with the socket beside the one that others hold open."""
-        if listener is None:
-            return settings
-        agent = dataclasses.replace(settings.agent, listen=activation.direct_address(listener))
-        return dataclasses.replace(settings, agent=agent)
-
-    settings = moved(settings)
-    agent = _agent(settings)
-    server = _door(settings, settings.agent.listen, (agent,), below_front=bool(leash))
-    door = activation.Relay(listener, server) if listener else server
-    rooms = (agent, *ingest)
-    return lifecycle.run(
-        rooms,
-        door,
-        settings=settings,
-        reread=lambda environ: moved(reread(environ)),
-        leash=leash,
-    )
-
-
-def _serve_coordinator(settings: Settings, reread: Reread) -> int:
-    coordinator = Coordinator(settings.coordinator)
-    server = _door(settings, settings.coordinator.listen, (coordinator,))
-    return lifecycle.run((coordinator,), server, settings=settings, reread=reread)
-
-
-def _serve_both(settings: Settings, reread: Reread, *, ends_with_job: bool) -> int:
-    ingest = _ingest(settings.agent)
-    agent = _agent(settings)
-    coordinator = Coordinator(settings.coordinator, ends_with_job=ends_with_job)
-    server = _door(settings, settings.agent.listen, (agent, coordinator))
-    rooms = (agent, *ingest, coordinator)
-    return lifecycle.run(rooms, server, settings=settings, reread=reread)
 
 
 def _unchanged(settings: Settings) -> Settings:

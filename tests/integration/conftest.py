@@ -235,6 +235,7 @@ class Rank:
     stub: agent_pb2_grpc.AgentServiceStub = field(init=False)
     token: bytes = b""
     wants_slab: bool = False
+    secret: bytes = b""
 
     def __post_init__(self) -> None:
         self.channel = grpc.insecure_channel(self.address)
@@ -258,6 +259,7 @@ class Rank:
                 plan_json=plan_to_json(plan),
                 config_source=self.config_source,
                 wants_slab=self.wants_slab,
+                secret=self.secret,
             ),
             wait_for_ready=True,
             timeout=WAIT_S,

@@ -310,8 +310,8 @@ class TestDoor:
     def test_wrong_token_is_refused(self, rank):
         """Nobody pushes into a session by knowing its name."""
         rank.open()
-        assert rank.push(token=b"guess").wait_over() is grpc.StatusCode.FAILED_PRECONDITION
-        assert rank.push(token=b"").wait_over() is grpc.StatusCode.FAILED_PRECONDITION
+        assert rank.push(token=b"guess").wait_over() is grpc.StatusCode.PERMISSION_DENIED
+        assert rank.push(token=b"").wait_over() is grpc.StatusCode.PERMISSION_DENIED
 
     def test_unknown_session_is_asked_to_open_again(self, rank):
         """After a restart the rank learns that it has to introduce itself once more."""
@@ -361,7 +361,7 @@ class TestDoor:
         good_stream = good.push().send(frames.record(1, ARRAY))
         bad = make_rank(address, world_size=2, session_id="bad")
         bad.open()
-        assert bad.push().send(*frames_of(frames)).wait_over() is grpc.StatusCode.INVALID_ARGUMENT
+        assert bad.push().send(*frames_of(frames)).wait_over() is grpc.StatusCode.UNAVAILABLE
         good_stream.send(frames.record(2, ARRAY), frames.goodbye(3))
         assert good_stream.finish() is grpc.StatusCode.OK
         assert len(tensors(good.root, rank=1)) == 2
@@ -454,3 +454,46 @@ def is_ours(descriptor: Path) -> bool:
         return "/rd-" in str(descriptor.readlink())
     except FileNotFoundError:
         return False
+
+
+class TestResending:
+    def test_doubled_and_swapped_batches_are_taken_once_in_order(
+        self, make_agent, make_rank, frames
+    ):
+        """A doubled one changes nothing; one that overtook another is asked for again."""
+        rank = make_rank(make_agent().address)
+        rank.open()
+        batches = [
+            [frames.record(2 * n + 1, ARRAY), frames.record(2 * n + 2, ARRAY)] for n in range(4)
+        ]
+        last = [frames.end(9, 0, 8), frames.goodbye(10)]
+        stream = rank.push()
+        for batch in (batches[0], batches[0], batches[1], batches[0], batches[3], batches[2]):
+            stream.send(*batch)
+        assert stream.wait_over() is grpc.StatusCode.UNAVAILABLE
+        assert "frame 7 after 4" in stream.details
+        stream = rank.push()
+        for batch in (*batches, *batches, last, last):
+            stream.send(*batch)
+        assert stream.finish() is grpc.StatusCode.OK
+        (written,) = manifests(rank.root)
+        assert written.status.balanced
+        assert (written.status.stored + written.status.linked, len(tensors(rank.root))) == (8, 8)
+
+    def test_a_poison_frame_costs_itself(self, make_agent, make_rank, frames):
+        """It is sent again twice, then counted; what comes after it is taken."""
+        agent = make_agent()
+        rank = make_rank(agent.address)
+        rank.open()
+        poison = agent_pb2.Frame(sequence=2, record=agent_pb2.Record(kind=b"\xff"))
+        for _ in range(2):
+            stream = rank.push().send(frames.record(1, ARRAY), poison, frames.record(3, ARRAY))
+            assert stream.wait_over() is grpc.StatusCode.UNAVAILABLE
+        rank.push().send(frames.record(1, ARRAY), poison).wait_acknowledged(2)
+        agent.restart()
+        rank.open()
+        stream = rank.push().send(frames.record(3, ARRAY), frames.end(4, 0, 3), frames.goodbye(5))
+        assert stream.finish() is grpc.StatusCode.OK
+        (written,) = manifests(rank.root)
+        assert dict(written.status.dropped) == {"unreadable": 1}
+        assert written.status.balanced

@@ -194,12 +194,16 @@ def test_what_has_no_figures_is_dropped_by_reason(make_agent, make_rank, frames,
 
 
 @pytest.mark.parametrize("saved", ["tensor", "full"])
-def test_figures_that_the_plan_does_not_want_end_the_stream(make_agent, make_rank, frames, saved):
-    """A rank that speaks of another plan than its own is not understood."""
+def test_figures_that_the_plan_does_not_want_are_dropped(make_agent, make_rank, frames, saved):
+    """A rank that speaks of another plan than its own is not understood, however often it does."""
     rank = make_rank(make_agent().address, content=Content(saved))
     rank.open()
     frame = frames.figures(1, [(np.ones(2), "1")])
-    assert rank.push().send(frame).wait_over() is grpc.StatusCode.INVALID_ARGUMENT
+    for _ in range(2):
+        assert rank.push().send(frame).wait_over() is grpc.StatusCode.UNAVAILABLE
+    stream = rank.push().send(frame, frames.end(2, 0, 1), frames.goodbye(3))
+    assert stream.finish() is grpc.StatusCode.OK
+    assert dict(manifest(rank.root).status.dropped) == {"unreadable": 1}
 
 
 def test_constants_have_a_table_beside_them(make_agent, make_rank, frames, record_of):

@@ -238,3 +238,20 @@ def test_an_agent_refuses_folders_within_each_other(short_dir: Path):
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "outside of" in done.stderr
+
+
+def test_an_agent_takes_over_into_its_roots_alone(short_dir: Path):
+    environ = os.environ | {
+        "RANKDUMPD_AGENT__LISTEN": f"unix:{short_dir}/a.sock",
+        "RANKDUMPD_AGENT__STATE_DIR": str(short_dir / "state"),
+        "RANKDUMPD_AGENT__INGEST_DIR": str(short_dir / "source"),
+        "RANKDUMPD_AGENT__INGEST_INTO": str(short_dir / "tree"),
+        "RANKDUMPD_AGENT__ROOTS": "/var/dump",
+    }
+    command = [sys.executable, "-m", "rankdumpd", "agent"]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert "agent.ingest_into" in line
+    assert line.endswith(f"tree '{short_dir}/tree' is outside of /var/dump")
+    assert not (short_dir / "tree").exists()

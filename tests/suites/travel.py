@@ -5,15 +5,19 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from rankdump.contract.events import Event, EventColumns, EventKind
+from rankdump.contract.reasons import REASONS
 
 uint32 = st.integers(0, 2**32 - 1)
 uint64 = st.integers(0, 2**64 - 1)
 sint64 = st.integers(-(2**63), 2**63 - 1)
 blobs = st.binary(max_size=20)
-# protobuf strings are UTF-8: unpaired surrogates cannot travel in them.
-texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
-names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
+# protobuf strings are UTF-8: unpaired surrogates cannot travel in them; a NUL is refused.
+letters = st.characters(exclude_categories=["Cs"], exclude_characters="\0")
+texts = st.text(letters, max_size=20)
+names = st.text(letters, min_size=1, max_size=20)
+lines = st.text(letters.filter(str.isprintable), max_size=20)
 counts = st.dictionaries(texts, uint64, max_size=3)
+losses = st.dictionaries(st.sampled_from(sorted(REASONS)), st.integers(0, 1 << 61), max_size=3)
 
 
 def sent(message, kind):

@@ -10,6 +10,7 @@
     |   `-- DamagedError    a file is not what its name or its checksum says
     |       `-- EmptyFileError  there is nothing in it
     `-- RetryableError      the same input may pass later
+        |-- ResendError     frames did not come as they were sent
         |-- UnavailableError  nobody answers, or they are about to stop
         `-- ExhaustedError  no space: memory, disk, descriptors
 
@@ -73,6 +74,10 @@ class EmptyFileError(DamagedError):
 
 class RetryableError(RankdumpError):
     """The same input may pass later."""
+
+
+class ResendError(RetryableError):
+    """Frames did not come as they were sent: one is missing, or cannot be read."""
 
 
 class UnavailableError(RetryableError):

@@ -36,7 +36,10 @@ class SessionRequest:
     wants_slab: bool = False
     """It can map shared memory of this host."""
     secret: bytes = field(default=b"", repr=False)
-    """Chosen by the client and told to nobody else: who resumes the session has to know it."""
+    """Chosen by the client and told to nobody else: who resumes the session has to know it.
+
+    Behind the agent's door its SHA-256 stands here instead.
+    """
 
 
 @dataclass(frozen=True, slots=True)

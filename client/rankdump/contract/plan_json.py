@@ -31,6 +31,11 @@ from rankdump.contract.plan import (
 from rankdump.contract.statistics import ITEMS
 
 PLAN_VERSION = 1
+MAX_PATTERN = 1000
+MAX_PATTERNS = 1000
+"""Of one list; each is tried on every name."""
+MAX_ROOT = 4096
+MAX_NET_NAME = 255
 
 
 def plan_to_json(plan: DumpPlan) -> bytes:
@@ -94,7 +99,12 @@ def _selection(body: dict[str, Any]) -> Selection:
 
 def _operators(body: dict[str, Any]) -> Operators:
     lists = {name: _texts(body[name]) for name in ("names", "types", "patterns")}
+    if len(lists["patterns"]) > MAX_PATTERNS:
+        raise ValueError(f"{len(lists['patterns'])} patterns, at most {MAX_PATTERNS}")
     for pattern in lists["patterns"]:
+        # Before it is compiled: that alone can take a while.
+        if len(pattern) > MAX_PATTERN:
+            raise ValueError(f"pattern of {len(pattern)} characters, at most {MAX_PATTERN}")
         re.compile(pattern)
     return Operators(
         everything=bool(body["everything"]),
@@ -138,6 +148,11 @@ def _output(body: dict[str, Any]) -> Output:
         raise ValueError(f"output with {texts!r}")
     if not all(type(mode) is int and 0 <= mode <= 0o777 for mode in modes):
         raise ValueError(f"output with modes {modes!r}")
+    if len(body["root"]) > MAX_ROOT or len(body["net_name"]) > MAX_NET_NAME:
+        raise ValueError(
+            f"output with a root of {len(body['root'])} characters, "
+            f"a net_name of {len(body['net_name'])}"
+        )
     if not body["root"].startswith("/"):
         raise ValueError(f"output with root {body['root']!r}")
     if body["net_name"] and not NET_NAME.fullmatch(body["net_name"]):

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 import grpc
 
 from rankdump.contract.errors import (
+    ForbiddenError,
     PermanentError,
     ProtocolError,
     RankdumpError,
@@ -163,6 +164,7 @@ class Ship:
     def _run(self) -> None:
         wait_s = times.BACKOFF_S[0]
         while not self._finished():
+            taken = self._depot.items.acknowledged
             try:
                 self._connect()
                 wait_s = times.BACKOFF_S[0]
@@ -173,6 +175,9 @@ class Ship:
                     return
                 if isinstance(error, UnavailableError):
                     error = explained(error, self._address, self._credentials)
+                if self._depot.items.acknowledged > taken:
+                    # It worked: that the stream broke is no reason to wait as long as last time.
+                    wait_s = times.BACKOFF_S[0]
                 known = self.link in (Link.UP, Link.AWAY)
                 self._set_link(Link.AWAY if known else Link.ABSENT, str(error))
             except Exception as error:  # the one place where this thread may not die unheard
@@ -218,6 +223,12 @@ class Ship:
                     self._on_warning(warning)
                 if response.draining:
                     self._outgoing.end_stream()
+        except grpc.RpcError as failure:
+            error = error_of(failure)
+            if not isinstance(error, ForbiddenError):
+                raise
+            # An opening of ours that was slow came in behind the one that gave us this token.
+            raise UnavailableError(str(error)) from None
         finally:
             self._outgoing.end_stream()
         self._set_link(Link.AWAY, "the agent ended the stream")

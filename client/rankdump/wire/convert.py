@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
+from collections.abc import Mapping
+
+from rankdump.contract import reasons
 from rankdump.contract.errors import ProtocolError
 from rankdump.contract.exchange import (
     Declaration,
@@ -19,10 +24,24 @@ from rankdump.contract.timeouts import GroupTimeout, Timeouts
 from rankdump.wire.events import events_from_wire
 from rankdump.wire.fields import common
 from rankdump.wire.graphs import arguments_from_wire, graph_part_from_wire, stacks_from_wire
-from rankdump.wire.kinds import LIMIT, kind_from_wire, kind_to_wire
+from rankdump.wire.kinds import kind_from_wire, kind_to_wire
+from rankdump.wire.limits import (
+    LIMIT,
+    check_count,
+    check_numbers,
+    check_text,
+    shown,
+    shown_notes,
+)
 from rankdump.wire.v1 import agent_pb2, events_pb2
 
 MAX_WORLD_SIZE = 1 << 24
+MAX_JOB_ID = 256
+MAX_REASONS = 256
+MAX_TIMEOUTS = 4096
+_MOST_PLAN_BYTES = 4 << 20
+_MOST_SOURCE_BYTES = 1 << 20
+_SECRET_BYTES = (16, 64)
 
 
 def session_request_to_wire(request: SessionRequest) -> agent_pb2.OpenSessionRequest:
@@ -36,7 +55,25 @@ def session_request_from_wire(message: agent_pb2.OpenSessionRequest) -> SessionR
         raise ProtocolError("session without a session id or a job id")
     if not 0 <= message.rank < message.world_size <= MAX_WORLD_SIZE:
         raise ProtocolError(f"rank {message.rank} of {message.world_size}: rank must be below it")
-    return SessionRequest(**common(message, SessionRequest))
+    check_numbers(f"session of rank {message.rank}", (message.pid,))
+    _check_job_id(message.job_id)
+    check_text("session id", message.session_id, MAX_JOB_ID)
+    check_count("bytes of a plan", len(message.plan_json), _MOST_PLAN_BYTES)
+    check_count("bytes of a configuration", len(message.config_source), _MOST_SOURCE_BYTES)
+    if message.secret and not _SECRET_BYTES[0] <= len(message.secret) <= _SECRET_BYTES[1]:
+        raise ProtocolError(f"session with a secret of {len(message.secret)} bytes")
+    return SessionRequest(
+        host=shown(message.host),
+        framework=shown(message.framework),
+        device_target=shown(message.device_target),
+        **common(message, SessionRequest, "host", "framework", "device_target"),
+    )
+
+
+def _check_job_id(job_id: str) -> None:
+    check_text("job id", job_id, MAX_JOB_ID)
+    if not job_id.isprintable():
+        raise ProtocolError(f"job id {job_id!r}: printable characters only")
 
 
 def session_grant_to_wire(grant: SessionGrant) -> agent_pb2.OpenSessionResponse:
@@ -160,15 +197,33 @@ def timeouts_to_wire(timeouts: Timeouts) -> events_pb2.Timeouts:
 
 
 def timeouts_from_wire(message: events_pb2.Timeouts) -> Timeouts:
-    """Read a rank's limits."""
+    """Read a rank's limits; ProtocolError when they are none, or longer than any are."""
+    for each in (message.variables, message.groups, message.limits):
+        check_count("limits of time", len(each), MAX_TIMEOUTS)
+    named = (text for group in message.groups for text in (group.group, group.backend))
+    for text in (*named, *message.variables, *message.variables.values(), *message.limits):
+        check_text("limit of time with a text", text)
+    check_numbers("limit of time", (group.timeout_us for group in message.groups))
+    if not all(map(math.isfinite, message.limits.values())):
+        raise ProtocolError("limit of time that is no number of seconds")
     groups = tuple(GroupTimeout(**common(g, GroupTimeout)) for g in message.groups)
     return Timeouts(dict(message.variables), groups, dict(message.limits))
 
 
 def iteration_end_from_wire(message: agent_pb2.IterationEnd) -> IterationEnd:
-    """Read the end of an iteration."""
+    """Read the end of an iteration; reasons that nobody knows count as one."""
     rest = common(message, IterationEnd, "dropped")
-    return IterationEnd(dropped=dict(message.dropped), **rest)
+    return IterationEnd(dropped=reasons_from_wire(message.dropped), **rest)
+
+
+def reasons_from_wire(dropped: Mapping[str, int]) -> dict[str, int]:
+    """Read what was dropped, by reason; ProtocolError when there are more reasons than any has."""
+    check_count("reasons of drops", len(dropped), MAX_REASONS)
+    counted: Counter[str] = Counter()
+    for reason, count in dropped.items():
+        counted[reasons.known(reason)] += count
+    check_numbers("drops", counted.values())
+    return dict(counted)
 
 
 def declaration_from_wire(frame: agent_pb2.Frame) -> Declaration:
@@ -189,5 +244,5 @@ def declaration_from_wire(frame: agent_pb2.Frame) -> Declaration:
     if body == "call_stacks":
         return stacks_from_wire(frame.call_stacks)
     if body == "session_end":
-        return SessionEnd(frame.session_end.iterations_seen, tuple(frame.session_end.notes))
+        return SessionEnd(frame.session_end.iterations_seen, shown_notes(frame.session_end.notes))
     raise ProtocolError(f"frame {frame.sequence} with body {body}")

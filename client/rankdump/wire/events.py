@@ -9,10 +9,15 @@ import numpy as np
 from rankdump.contract.errors import ProtocolError
 from rankdump.contract.events import COLUMN_TYPES, Column, EventColumns, EventKind, ProcessGroup
 from rankdump.wire.fields import utf8
+from rankdump.wire.limits import check_count, check_text, sendable
 from rankdump.wire.v1 import events_pb2
 
 MAX_EVENTS = 1 << 20
 """Most events of one message."""
+MAX_NAMES = 1 << 16
+MAX_GROUPS = 1 << 12
+MAX_MEMBERS = 1 << 20
+"""Ranks of all groups of one message."""
 _CALL_COLUMNS = ("group", "sequence", "element_count", "dtype", "peer", "stall_us")
 """Those that only collectives and messages fill; of operators they have the values of _OPERATOR."""
 _COLUMNS = tuple(field for field in COLUMN_TYPES if field not in _CALL_COLUMNS)
@@ -25,8 +30,10 @@ def events_to_wire(events: EventColumns, *, names: bool = True) -> events_pb2.Ev
     columns = events.columns
     calls = np.flatnonzero(columns["kind"] != int(EventKind.OPERATOR))
     message = events_pb2.EventColumns(
-        names=map(utf8, events.names) if names else (),
-        groups=[events_pb2.ProcessGroup(name=g.name, ranks=g.ranks) for g in events.groups],
+        names=[sendable(utf8(name)) for name in events.names] if names else (),
+        groups=[
+            events_pb2.ProcessGroup(name=sendable(g.name), ranks=g.ranks) for g in events.groups
+        ],
         stalled_us=events.stalled_us,
         count=len(events),
         calls=calls.astype(f"<{_INDEX}").tobytes(),
@@ -53,6 +60,7 @@ def events_from_wire(
     # A column of zeros is empty, but for this one: it shows how long a batch really is.
     if len(message.position) != 8 * count:
         raise ProtocolError(f"{count} events with {len(message.position)} bytes of positions")
+    _check_texts(message)
     columns = {field: _column(message, field, count) for field in _COLUMNS}
     kinds = columns["kind"]
     if count and not (kinds.min() >= 1 and kinds.max() <= max(EventKind)):
@@ -69,6 +77,16 @@ def events_from_wire(
             raise ProtocolError(f"event column {field} points past {len(names)} names")
     groups = tuple(ProcessGroup(g.name, tuple(g.ranks)) for g in message.groups)
     return EventColumns(names, groups, columns, message.stalled_us)
+
+
+def _check_texts(message: events_pb2.EventColumns) -> None:
+    check_count("names of events", len(message.names), MAX_NAMES)
+    check_count("groups", len(message.groups), MAX_GROUPS)
+    check_count("ranks of groups", sum(len(g.ranks) for g in message.groups), MAX_MEMBERS)
+    for name in message.names:
+        check_text("event with a name", name)
+    for group in message.groups:
+        check_text("group with a name", group.name)
 
 
 def _packed(column: Column, code: str) -> bytes:

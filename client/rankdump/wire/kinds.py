@@ -13,16 +13,19 @@ from rankdump.contract.figure_rows import TensorKind
 from rankdump.contract.key import Side
 from rankdump.contract.plan import NET_NAME
 from rankdump.wire.fields import utf8
+from rankdump.wire.limits import LIMIT, MAX_LINE, check_text, sendable
 from rankdump.wire.v1 import agent_pb2
 
 _SIDES = {Side.INPUT: agent_pb2.SIDE_INPUT, Side.OUTPUT: agent_pb2.SIDE_OUTPUT}
 _SIDES_BACK = {number: side for side, number in _SIDES.items()}
 MAX_DIMENSIONS = 64
-LIMIT = 1 << 63
-"""Numbers from the wire end in signed 64-bit columns."""
+MAX_ARGUMENT = 1024
+MAX_TYPE = 64
+_MOST_BYTES = 1 << 16
 _NAME = TensorKind._fields.index("op_name")
 # Some 10 MB, of the 100 that an idle agent may take.
 _REMEMBERED = 1 << 14
+_MOST_REMEMBERED_BYTES = 1 << 10
 
 
 def kind_to_wire(kind: TensorKind) -> bytes:
@@ -35,7 +38,7 @@ def kind_to_wire(kind: TensorKind) -> bytes:
 @lru_cache(maxsize=_REMEMBERED)
 def _named(op_name: str) -> bytes:
     """Return the part of a kind that is its name."""
-    return agent_pb2.TensorKind(op_name=utf8(op_name)).SerializeToString()
+    return agent_pb2.TensorKind(op_name=sendable(utf8(op_name))).SerializeToString()
 
 
 @lru_cache(maxsize=_REMEMBERED)
@@ -54,21 +57,27 @@ def _nameless(
     """Return the other part."""
     return agent_pb2.TensorKind(
         graph=graph,
-        op_type=utf8(op_type),
+        op_type=sendable(utf8(op_type)),
         side=_SIDES[side],
         slot=slot,
-        dtype=dtype,
+        dtype=sendable(dtype, MAX_TYPE),
         shape=shape,
         byte_count=byte_count,
-        argument=utf8(argument),
+        argument=sendable(utf8(argument), MAX_ARGUMENT),
         constant=constant,
         model=model,
     ).SerializeToString(deterministic=True)
 
 
-@lru_cache(maxsize=_REMEMBERED)
 def kind_from_wire(data: bytes) -> TensorKind:
-    """Read a kind; ProtocolError when it contradicts itself."""
+    """Read a kind; ProtocolError when it contradicts itself, or is longer than any is."""
+    # Long ones are few, unless somebody wants this memory.
+    return _remembered(data) if len(data) <= _MOST_REMEMBERED_BYTES else _read(data)
+
+
+def _read(data: bytes) -> TensorKind:
+    if len(data) > _MOST_BYTES:
+        raise ProtocolError(f"record of a kind of {len(data)} bytes, at most {_MOST_BYTES}")
     try:
         message = agent_pb2.TensorKind.FromString(data)
     except DecodeError as error:
@@ -81,6 +90,7 @@ def kind_from_wire(data: bytes) -> TensorKind:
         raise ProtocolError(f"record with {len(shape)} dimensions")
     if max((message.byte_count, *shape)) >= LIMIT:
         raise ProtocolError(f"record with a number over {LIMIT - 1}")
+    _check_texts(message)
     if message.model and not NET_NAME.fullmatch(message.model):
         raise ProtocolError(
             f"record of model {message.model[:60]!r}, which no folder may be called"
@@ -103,3 +113,14 @@ def kind_from_wire(data: bytes) -> TensorKind:
         constant=message.constant,
         model=message.model,
     )
+
+
+_remembered = lru_cache(maxsize=_REMEMBERED)(_read)
+
+
+def _check_texts(message: agent_pb2.TensorKind) -> None:
+    check_text("record with an op_type", message.op_type)
+    check_text("record with an op_name", message.op_name)
+    check_text("record with an element type", message.dtype, MAX_TYPE)
+    check_text("record with an argument", message.argument, MAX_ARGUMENT)
+    check_text("record with a model", message.model, MAX_LINE)

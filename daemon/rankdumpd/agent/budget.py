@@ -20,6 +20,8 @@ class Budget:
         self._waiting: deque[object] = deque()
         self._used_bytes = 0
         self._items = 0
+        self._growing: dict[object, int] = {}
+        """What those occupy that are not whole yet, the eldest first."""
         self._closed = False
 
     @property
@@ -46,6 +48,37 @@ class Budget:
             finally:
                 self._waiting.remove(place)
                 self._changed.notify_all()
+
+    def begin(self, owner: object, cost_bytes: int) -> None:
+        """Occupy room for the beginning of a frame; the rest is asked for as it comes."""
+        with self._changed:
+            self.take(cost_bytes)
+            self._growing[owner] = cost_bytes
+
+    def grow(self, owner: object, more_bytes: int) -> None:
+        """Wait until there is room for more of a frame that was begun, then occupy it.
+
+        When nothing that is whole is under way, no room will come: the eldest passes then.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._may_grow(owner, more_bytes))
+            if self._closed:
+                raise UnavailableError("the agent is stopping")
+            self._used_bytes += more_bytes
+            self._growing[owner] += more_bytes
+
+    def end(self, owner: object, cost_bytes: int) -> None:
+        """Let a frame that is whole now occupy just this, until it is given back."""
+        with self._changed:
+            self._used_bytes += cost_bytes - self._growing.pop(owner)
+            self._changed.notify_all()
+
+    def abandon(self, owner: object) -> None:
+        """Free what was occupied for a frame that never will be whole."""
+        with self._changed:
+            self._used_bytes -= self._growing.pop(owner)
+            self._items -= 1
+            self._changed.notify_all()
 
     def hold(self) -> None:
         """Count one more frame that occupies nothing: more of it is to be done."""
@@ -75,3 +108,9 @@ class Budget:
         if self._waiting[0] is not place:
             return False
         return self._items == 0 or self._used_bytes + cost_bytes <= self._limit_bytes
+
+    def _may_grow(self, owner: object, more_bytes: int) -> bool:
+        if self._used_bytes + more_bytes <= self._limit_bytes:
+            return True
+        only_begun = self._used_bytes == sum(self._growing.values())
+        return only_begun and next(iter(self._growing)) is owner

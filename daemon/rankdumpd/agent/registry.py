@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import logging
+import os
 import secrets
+import sqlite3
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 
-from rankdump.contract.errors import ExhaustedError, RefusedError, UnavailableError
+from rankdump.contract import roots as trees
+from rankdump.contract.errors import (
+    ExhaustedError,
+    ForbiddenError,
+    RefusedError,
+    UnavailableError,
+)
 from rankdump.contract.exchange import SessionGrant, SessionRequest
 from rankdumpd import faults
 from rankdumpd.agent import vet
 from rankdumpd.agent.ledger import Ledger
+from rankdumpd.agent.lobby import Lobby
 from rankdumpd.agent.sessions import Listener, Session
 from rankdumpd.agent.sessions.introduced import introduce
 from rankdumpd.agent.values import Declared, SessionRow
@@ -31,12 +41,20 @@ class Registry:
         max_record_bytes: int,
         room: Callable[[int], str],
         read_declared: Callable[[bytes, str], Declared],
+        max_sessions: int = 4096,
+        roots: Sequence[str] = (),
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Ask `room` with the sessions that are connected why there is none for another."""
+        """Ask `room` with the sessions that are here why there is none for another.
+
+        `roots` are the folders that trees may be in, any when there are none.
+        """
         self._ledger = ledger
         self._room = room
         self._max_record_bytes = max_record_bytes
         self._read_declared = read_declared
+        self._max_sessions, self._roots = max_sessions, roots
+        self._lobby = Lobby(clock)
         self._lock = threading.RLock()
         self._sessions: dict[str, Session] = {}
         self._draining = False
@@ -55,20 +73,24 @@ class Registry:
 
     def open(self, request: SessionRequest) -> SessionGrant:
         """Let a rank in or back in; RefusedError and UnavailableError say why not."""
-        plan = vet.plan_of(request)
+        plan, request = vet.plan_of(request), vet.sealed(request)
         with self._lock:
             if self._draining:
                 raise UnavailableError("the agent is stopping and takes no new sessions")
             session = self._find(request.session_id)
             if session:
+                vet.check_holder(session.request, request)
                 _check_same(session.request, request)
             self._check_alone(request)
             self._check_room(request)
+            # Before anything is made: what turns records into files looks at the tree at once.
+            trees.check(plan.output.root, self._roots, resolve=os.path.realpath)
             session = session or Session(request, plan)
             _introduce(session, request)
             self._ledger.open_session(request)
             session.reopen(request)
             self._sessions[request.session_id] = session
+            self._lobby.enter(request.session_id)
             self._forget_closed()
         return SessionGrant(
             token=session.token,
@@ -78,14 +100,17 @@ class Registry:
         )
 
     def connect(self, session_id: str, token: bytes, listener: Listener) -> Session:
-        """Give a session its stream; RefusedError when the caller cannot be it."""
+        """Give a session its stream; ForbiddenError when the caller is not its rank."""
         with self._lock:
             session = self._sessions.get(session_id)
             if session is None:
                 raise UnavailableError(f"session {session_id!r} is not open here: open it again")
             if not secrets.compare_digest(session.token, token):
-                raise RefusedError(f"session {session_id!r}: the token is not the one it was given")
+                raise ForbiddenError(
+                    f"session {session_id!r}: the token is not the one it was given"
+                )
             self._check_alone(session.request)
+            self._lobby.leave(session_id)
             session.connect(listener)
             return session
 
@@ -101,6 +126,7 @@ class Registry:
     def all(self) -> list[Session]:
         """Return all sessions, in the order in which they came."""
         with self._lock:
+            self._expire()
             return list(self._sessions.values())
 
     def refuse(self) -> None:
@@ -141,9 +167,30 @@ class Registry:
                 )
 
     def _check_room(self, request: SessionRequest) -> None:
-        fault = self._room(self.live())
+        self._expire()
+        live = {session_id for session_id, session in self._sessions.items() if session.live}
+        others = len(live.union(self._lobby) - {request.session_id})
+        fault = self._room(others)
+        if others >= self._max_sessions:
+            fault = f"{others} sessions are open, and agent.max_sessions is {self._max_sessions}"
         if fault:
             raise ExhaustedError(f"rank {request.rank} of job {request.job_id!r}: {fault}")
+
+    def _expire(self) -> None:
+        """Expect those no more that opened a session and never came; of most nothing is left."""
+        for session_id in self._lobby.take_overdue():
+            session = self._sessions.get(session_id)
+            if session is None or session.live:
+                continue
+            session.lose()
+            if not session.over or session.watermark or session.iterations():
+                continue
+            del self._sessions[session_id]
+            try:
+                self._ledger.withdraw(session_id)
+            except sqlite3.Error as error:
+                # Its row is one too many, and nobody else's trouble.
+                _log.warning("session %s stays in the ledger: %s", session_id, error)
 
     def _forget_closed(self) -> None:
         closed = [session_id for session_id, session in self._sessions.items() if session.over]

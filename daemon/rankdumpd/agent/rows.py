@@ -21,7 +21,7 @@ from rankdumpd.agent.values import (
     Ticket,
 )
 
-SESSION_COLUMNS = "request, plan, state, watermark, iterations_seen, notes, graphs"
+SESSION_COLUMNS = "request, plan, state, watermark, iterations_seen, notes, graphs, secret_hash"
 FRAME_COLUMNS = "sequence, body, refused"
 KEPT_COLUMNS = (
     "sequence, graph, CASE joined WHEN 0 THEN path ELSE whole END, timestamp_us, op_type, op_name,"
@@ -37,9 +37,12 @@ _NO_MEMBER = Membership("")
 
 def session_row(row: tuple[Any, ...]) -> SessionRow:
     """Return a session from the columns of SESSION_COLUMNS."""
-    request, plan, state, watermark, seen, notes, graphs = row
+    request, plan, state, watermark, seen, notes, graphs, secret_hash = row
+    secret = bytes.fromhex(secret_hash)
     return SessionRow(
-        request=SessionRequest(**json.loads(request), plan_json=plan, config_source=b""),
+        request=SessionRequest(
+            **json.loads(request), plan_json=plan, config_source=b"", secret=secret
+        ),
         state=SessionState(state),
         watermark=watermark,
         iterations_seen=seen,

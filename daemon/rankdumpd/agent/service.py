@@ -11,8 +11,9 @@ from pathlib import Path
 
 import grpc
 
+from rankdump.contract import roots
 from rankdump.contract.errors import DamagedError
-from rankdump.contract.status import Load, StatusView
+from rankdump.contract.status import StatusView
 from rankdump.wire.channel import Credentials
 from rankdump.wire.v1 import agent_pb2_grpc
 from rankdumpd import machine
@@ -27,9 +28,11 @@ from rankdumpd.agent.intake import Intake
 from rankdumpd.agent.ledger import Ledger
 from rankdumpd.agent.limits import Limits, policy_of
 from rankdumpd.agent.mailbox import Mailbox
+from rankdumpd.agent.overview import view_of
 from rankdumpd.agent.pipeline import Workers
 from rankdumpd.agent.registry import Registry
 from rankdumpd.agent.report import Reporter
+from rankdumpd.agent.retain import Keeper, Told, nobody
 from rankdumpd.agent.rings import Rings
 from rankdumpd.agent.servicer import SERVICE_NAME, AgentServicer
 from rankdumpd.agent.sessions import Session
@@ -38,6 +41,7 @@ from rankdumpd.agent.slabs.cap import SESSION_BYTES, share_out
 from rankdumpd.agent.slabs.place import folder_for, group_of
 from rankdumpd.agent.stream import OpenStreams, Reader
 from rankdumpd.agent.telling import Telling
+from rankdumpd.agent.tries import Tries
 from rankdumpd.agent.usage import Usage
 from rankdumpd.agent.values import Outcome, Parcel
 from rankdumpd.lifecycle import Room
@@ -60,7 +64,13 @@ class Agent(Room):
 
     service_names: tuple[str, ...] = (SERVICE_NAME,)
 
-    def __init__(self, settings: AgentSettings, credentials: Credentials | None = None) -> None:
+    def __init__(
+        self,
+        settings: AgentSettings,
+        credentials: Credentials | None = None,
+        told: Told = nobody,
+    ) -> None:
+        """`told` hears what is removed from trees."""
         cap = share_out(
             settings.memory_bytes,
             machine_bytes=machine.memory_bytes(),
@@ -69,7 +79,7 @@ class Agent(Room):
         )
         self._listen = settings.listen
         self._budget, self._usage = Budget(settings.queue_bytes), Usage()
-        self._streams = OpenStreams()
+        self._streams, self._tries = OpenStreams(), Tries()
         # First of all: who may not be here says only that.
         self._ledger = Ledger(
             Path(settings.state_dir),
@@ -96,12 +106,16 @@ class Agent(Room):
             max_record_bytes=cap.record_bytes,
             room=lambda live: cap.session_fault(slab_bytes=self._slabs.held_bytes, sessions=live),
             read_declared=receive.declaration_again,
+            max_sessions=settings.max_sessions,
+            roots=roots.folders(settings.roots),
         )
         self._telling = Telling(self._registry, self._ledger, self._reporter, self._limits.warnings)
         self._effects = Effects(self._ledger, self._reporter, usage=self._usage)
         self._committer = Committer(
             self._ledger, self._registry, self._effects, self._budget, usage=self._usage
         )
+        keeping = (self._ledger, self._registry, self._usage)
+        self._keeper = Keeper(*keeping, lambda: self._limits.policy, told=told)
         threads = settings.encode_threads or machine.cores()
         self._workers = Workers(threads, self._file, self._commit)
         self._rings = Rings(
@@ -121,6 +135,7 @@ class Agent(Room):
             changed=self._telling.tell,
             view=self.view,
             settle=self._settle,
+            pin=self._ledger.retention.pin,
             redirect=self._redirect,
         )
         agent_pb2_grpc.add_AgentServiceServicer_to_server(servicer, server)
@@ -143,6 +158,7 @@ class Agent(Room):
         self._rings.take_up(self._registry.all())
         self._slabs.remove_strays({row.request.session_id for row in self._ledger.unfinished()})
         self._rings.start()
+        self._keeper.start()
 
     def drain(self, timeout_s: float) -> int:
         """Let ranks finish their streams, then finish the queue; return what is left.
@@ -172,9 +188,10 @@ class Agent(Room):
         self._rings.stop()
         written = self._workers.stop(max(0.0, deadline - time.monotonic()))
         committed = self._committer.stop(max(_STOP_S / 2, deadline - time.monotonic()))
+        kept = self._keeper.stop(_STOP_S / 2)
         self._reporter.stop()
         # A commit that goes on holds the ledger, and what stands in slabs is being written.
-        if written and committed:
+        if written and committed and kept:
             self._rings.close()
             self._ledger.close()
         else:
@@ -197,22 +214,10 @@ class Agent(Room):
 
     def view(self) -> StatusView:
         """Return everything people may want to know."""
-        sessions = self._registry.all()
-        return StatusView(
-            sessions=tuple(session.status() for session in sessions),
-            iterations=tuple(status for session in sessions for status in session.iterations()),
-            load=self._load(),
-            roots=tuple(dict.fromkeys(str(session.outlet.tree.root) for session in sessions)),
-            findings=(
-                *(sentence for session in sessions for sentence in session.findings()),
-                *self._limits.findings(sessions),
-                *self._committer.findings(),
-                *self._reporter.findings(),
-            ),
-            disks=self._limits.disks_of(sessions),
-            usage=self._limits.jobs(self._ledger.retention.pins),
-            memory=self._limits.memory(self._registry.live()),
-        )
+        rooms = (self._keeper, self._committer, self._reporter)
+        said = [sentence for room in rooms for sentence in room.findings()]
+        pins = self._ledger.retention.pins
+        return view_of(self._registry.all(), self._limits, pins=pins, said=said)
 
     def _check_ledger(self) -> None:
         if self._ledger.damage:
@@ -228,6 +233,7 @@ class Agent(Room):
             workers=self._workers,
             committer=self._committer,
             room=lambda: self._limits.room_of(session),
+            tries=self._tries,
         )
 
     def _file(self, parcel: Parcel) -> Outcome:
@@ -252,11 +258,8 @@ class Agent(Room):
         return Reporter(
             address,
             self._ledger.log,
-            load=self._load,
+            load=lambda: self._limits.load_of(self._registry.all()),
             warn=lambda job_id, text: self._telling.warn(job_id, text),
             tell_again=lambda: self._telling.tell_again(),
             credentials=credentials,
         )
-
-    def _load(self) -> Load:
-        return self._limits.load_of(self._registry.all())

@@ -23,6 +23,8 @@ from rankdumpd.agent.stream import OpenStreams, Reader
 
 _log = logging.getLogger(__name__)
 
+MAX_DRAIN_S = 3600.0
+
 SERVICE_NAME = agent_pb2.DESCRIPTOR.services_by_name["AgentService"].full_name
 
 
@@ -39,6 +41,7 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         changed: Callable[[Session], None],
         view: Callable[[], StatusView],
         settle: Callable[[float], int],
+        pin: Callable[[str, bool], None],
         redirect: Callable[[str], str] = lambda _peer: "",
     ) -> None:
         """Call `changed` when a session's state may have; `settle` waits for all that arrived, and
@@ -46,7 +49,8 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         """
         self._registry, self._streams, self._rings = registry, streams, rings
         self._reader, self._changed = reader, changed
-        self._view, self._settle, self._redirect = view, settle, redirect
+        self._view, self._settle, self._pin = view, settle, pin
+        self._redirect = redirect
 
     def OpenSession(  # noqa: N802 - the name is the generated base class's
         self, request: agent_pb2.OpenSessionRequest, context: grpc.ServicerContext
@@ -96,12 +100,22 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
     def Control(  # noqa: N802 - the name is the generated base class's
         self, request: agent_pb2.ControlRequest, context: grpc.ServicerContext
     ) -> agent_pb2.ControlResponse:
-        """Wait until everything received is in the tree and reported, or the deadline strikes."""
+        """Pin a job or let it go; or wait until everything received is in the tree and reported,
+        or the deadline strikes.
+        """
         with answered(context):
+            if request.HasField("pin"):
+                self._pin(request.pin.job_id, request.pin.pinned)
+                return agent_pb2.ControlResponse()
             if not request.HasField("drain"):
                 raise ProtocolError("control without an action")
-            left = self._settle(request.drain.timeout_ms / 1000)
+            left = self._settle(drain_s(request.drain))
             return agent_pb2.ControlResponse(drained=left == 0, queued_records=left)
+
+
+def drain_s(drain: agent_pb2.Drain) -> float:
+    """Return how long a drain may take: who waits has a thread that others may need."""
+    return min(drain.timeout_ms / 1000, MAX_DRAIN_S)
 
 
 def _hello(requests: Iterator[agent_pb2.PushRequest]) -> agent_pb2.Hello:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
+import hmac
 import re
 
 from rankdump.codec import CODECS
-from rankdump.contract.errors import ProtocolError, RefusedError
+from rankdump.contract.errors import ForbiddenError, ProtocolError, RefusedError
 from rankdump.contract.exchange import SessionRequest
 from rankdump.contract.layout.layouts import LAYOUTS
 from rankdump.contract.layout.profile import PROFILES
@@ -14,7 +17,6 @@ from rankdump.contract.plan_json import plan_from_json
 
 # The id's first characters become part of a file name.
 _SESSION_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
-_MAX_JOB_ID_CHARACTERS = 256
 _OWNER_MAY_ENTER = 0o300
 
 
@@ -22,13 +24,32 @@ def plan_of(request: SessionRequest) -> DumpPlan:
     """Return the plan of a session that may be served; say what is wrong with any other."""
     if not _SESSION_ID.fullmatch(request.session_id):
         raise ProtocolError(f"session id {request.session_id!r}: letters, digits, _ and - only")
-    if len(request.job_id) > _MAX_JOB_ID_CHARACTERS:
-        raise ProtocolError(f"job id of {len(request.job_id)} characters")
     plan = plan_from_json(request.plan_json)
     fault = _fault_of(plan)
     if fault:
         raise RefusedError(f"plan of rank {request.rank}: {fault}")
     return plan
+
+
+def sealed(request: SessionRequest) -> SessionRequest:
+    """Return an introduction that has the SHA-256 of its secret in the secret's place.
+
+    Nothing behind the door knows the secret itself. A client that has none keeps none.
+    """
+    secret = hashlib.sha256(request.secret).digest() if request.secret else b""
+    return dataclasses.replace(request, secret=secret)
+
+
+def check_holder(known: SessionRequest, request: SessionRequest) -> None:
+    """Raise ForbiddenError where who resumes a session is not who opened it; both are sealed.
+
+    One that was opened without a secret, by an older client or in front of an older agent, goes
+    to whoever resumes it, and is theirs from then on.
+    """
+    if known.secret and not hmac.compare_digest(known.secret, request.secret):
+        raise ForbiddenError(
+            f"session {request.session_id!r} was opened by another process: its secret is not known"
+        )
 
 
 def _fault_of(plan: DumpPlan) -> str:

@@ -10,7 +10,7 @@ from rankdump.contract.errors import ProtocolError, RefusedError
 from rankdump.contract.exchange import SessionGrant, SessionRequest
 from rankdump.wire import convert, views
 from rankdump.wire.v1 import agent_pb2, agent_pb2_grpc
-from rankdumpd.agent.servicer import answered
+from rankdumpd.agent.servicer import answered, drain_s
 from rankdumpd.front.crew import Crew
 
 
@@ -49,9 +49,12 @@ class FrontServicer(agent_pb2_grpc.AgentServiceServicer):
     def Control(  # noqa: N802 - the name is the generated base class's
         self, request: agent_pb2.ControlRequest, context: grpc.ServicerContext
     ) -> agent_pb2.ControlResponse:
-        """Pass a drain on to all workers."""
+        """Pass a drain or a pin on to all workers."""
         with answered(context):
+            if request.HasField("pin"):
+                self._crew.pin(request.pin)
+                return agent_pb2.ControlResponse()
             if not request.HasField("drain"):
                 raise ProtocolError("control without an action")
-            left = self._crew.settle(request.drain.timeout_ms / 1000)
+            left = self._crew.settle(drain_s(request.drain))
             return agent_pb2.ControlResponse(drained=left == 0, queued_records=left)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rankdump.contract.errors import ProtocolError, UnavailableError
+from rankdump.contract.errors import ProtocolError, ResendError, UnavailableError
 from rankdump.contract.plan import DumpPlan, Output
 from rankdump.contract.plan_json import plan_to_json
 from rankdump.wire.v1 import agent_pb2
@@ -16,6 +16,7 @@ from rankdumpd.agent.budget import Budget
 from rankdumpd.agent.intake import Intake
 from rankdumpd.agent.policy import Policy, Room
 from rankdumpd.agent.sessions import Session
+from rankdumpd.agent.tries import Tries
 from rankdumpd.agent.values import Declared, Outcome, Parcel
 
 LARGE = room.SMALL_BYTES + 1
@@ -46,8 +47,16 @@ class House:
         self.budget = Budget(limit_bytes)
         self.workers, self.committer = Taker(), Taker()
         self.asked = 0
+        self.tries = Tries()
         rooms: Any = {"workers": self.workers, "committer": self.committer}
-        self.intake = Intake(self.session, budget=self.budget, room=self._room, **rooms)
+        self._rooms = rooms
+        self.renew()
+
+    def renew(self) -> None:
+        """Go on with another stream."""
+        self.intake = Intake(
+            self.session, budget=self.budget, room=self._room, tries=self.tries, **self._rooms
+        )
 
     def _room(self) -> Room:
         self.asked += 1
@@ -132,7 +141,9 @@ def test_a_large_record_goes_alone_after_those_before_it(house, first):
 def test_a_large_record_that_is_cut_off_gives_its_room_back(house):
     """It leaves as a counted drop that occupies next to nothing."""
     take(house, record(1, LARGE, first=3))
-    assert house.budget.used_bytes > LARGE
+    assert house.budget.used_bytes == room.cost_bytes(3)
+    take(house, chunk(1, 3, 100))
+    assert house.budget.used_bytes == room.cost_bytes(103)
     house.intake.cut_off("torn")
     ((outcome,),) = house.committer.batches
     assert isinstance(outcome, Outcome)
@@ -170,10 +181,48 @@ def test_what_another_stream_has_taken_meanwhile(house):
 
 def test_frames_before_a_fault_are_kept(house):
     """The stream ends with the frame that breaks a rule, not with those before it."""
-    with pytest.raises(ProtocolError):
+    with pytest.raises(ResendError):
         take(house, record(1), record(2), record(9))
     house.intake.hand_on()
     assert house.workers.numbers() == [[1, 2]]
+
+
+def test_a_frame_that_fails_three_times_is_given_up(house):
+    """Streams come and go meanwhile: it is the session that counts."""
+    bad = agent_pb2.Frame(sequence=2, record=agent_pb2.Record(kind=b"\xff"))
+    for _ in range(room.MOST_TRIES - 1):
+        with pytest.raises(ResendError, match="frame 2 cannot be read"):
+            take(house, record(1), bad)
+        house.intake.hand_on()
+        house.renew()
+    take(house, record(1), bad, record(3))
+    house.intake.hand_on()
+    ((outcome,),) = house.committer.batches
+    assert (outcome.ticket.sequence, outcome.reason) == (2, "unreadable")
+    assert house.workers.numbers() == [[1], [3]]
+    assert any("could not be read" in each for each in house.session.findings())
+
+
+def test_a_number_that_never_comes_is_refused_in_the_end(house):
+    """A rank that sent all it has ten times has no more."""
+    for _ in range(room.MOST_GAPS - 1):
+        with pytest.raises(ResendError):
+            take(house, record(1), record(3))
+        house.renew()
+    with pytest.raises(ProtocolError, match="for the 10th time"):
+        take(house, record(1), record(3))
+
+
+def test_what_is_only_declared_keeps_nobody_waiting(make_request):
+    """A record over the whole limit of which a byte came leaves the room to others."""
+    house = House(make_request, limit_bytes=LARGE * 2)
+    take(house, record(1, 5 * LARGE, first=1))
+    house.budget.take(LARGE)
+    house.budget.give(LARGE)
+    take(house, *[chunk(1, at, LARGE) for at in range(1, 3 * LARGE, LARGE)])
+    assert house.budget.used_bytes == room.cost_bytes(3 * LARGE + 1)
+    house.intake.give_back()
+    assert (house.budget.items, house.budget.used_bytes) == (0, 0)
 
 
 def test_an_agent_that_stops_takes_no_more(house):

@@ -52,6 +52,14 @@ def test_a_variable_that_is_no_number_is_named(text):
     assert repr(text) in str(caught.value)
 
 
+def test_every_session_has_a_secret_of_its_own():
+    """Long enough not to be guessed, and not shown where a request is."""
+    first, second = (introduction(Identity(), plan_json=b"", config_source=b"") for _ in "ab")
+    assert len(first.secret) == 32
+    assert first.secret != second.secret
+    assert "secret" not in repr(first)
+
+
 def test_a_folder_named_torch_is_not_torch(monkeypatch):
     """A job without torch may import a package of that name that is only a folder."""
     monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -169,6 +170,27 @@ def test_any_bytes(data: bytes):
     """Any bytes are a ProtocolError."""
     with pytest.raises(ProtocolError):
         plan_from_json(data)
+
+
+@pytest.mark.parametrize(
+    "operators",
+    [
+        Operators(everything=False, patterns=("a" * 1001,)),
+        Operators(everything=False, patterns=("a",) * 1001),
+    ],
+)
+def test_patterns_are_bounded(operators: Operators):
+    """They run in the agent: how long one takes depends on how long it is."""
+    plan = dataclasses.replace(PLAN, selection=Selection(operators=operators))
+    with pytest.raises(ProtocolError, match="1001"):
+        plan_from_json(plan_to_json(plan))
+
+
+@pytest.mark.parametrize(("field", "text"), [("root", "/" + "r" * 4096), ("net_name", "n" * 256)])
+def test_names_that_no_disk_could_hold(field: str, text: str):
+    plan = dataclasses.replace(PLAN, output=dataclasses.replace(PLAN.output, **{field: text}))
+    with pytest.raises(ProtocolError, match="characters"):
+        plan_from_json(plan_to_json(plan))
 
 
 def test_deep_nesting_and_truncation():

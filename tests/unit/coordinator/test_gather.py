@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 
+from rankdump.contract.errors import ExhaustedError
 from rankdump.contract.events import OPEN, Event, EventColumns, EventKind, ProcessGroup
 from rankdump.contract.findings import Finding, FindingKind
 from rankdump.contract.status import (
@@ -17,7 +18,8 @@ from rankdump.contract.status import (
     SessionStatus,
 )
 from rankdump.contract.timeouts import Timeouts
-from rankdumpd.coordinator.gather import Gather
+from rankdumpd.coordinator import gather as rooms
+from rankdumpd.coordinator.gather import Gather, agents
 from rankdumpd.coordinator.gather.job import MAX_FINDINGS, QUIET_S
 from rankdumpd.coordinator.kept import AgentRow, Row
 from rankdumpd.coordinator.values import Answer, Book, IterationView, Report, Settled
@@ -118,6 +120,20 @@ def remembered(*commits: list[Row]) -> Gather:
 
 def findings(gather: Gather, job: str = "j") -> tuple[Finding, ...]:
     return gather.fleet(now_s=0.0).jobs[job].findings
+
+
+def test_no_more_agents_and_jobs_than_can_be_remembered(gather, monkeypatch) -> None:
+    """Who is known already goes on."""
+    monkeypatch.setattr(agents, "MAX_AGENTS", 1)
+    monkeypatch.setattr(rooms, "MAX_JOBS", 1)
+    known = Agent(gather)
+    known.report(sessions=(known.session(0),))
+    for stranger in (Agent(gather, name="another"), Agent(gather, job="k", name=known.name)):
+        stranger.sequence = known.sequence
+        with pytest.raises(ExhaustedError, match=r"1 (agents|jobs) are known"):
+            stranger.report(sessions=(stranger.session(0),))
+    known.report(sessions=(known.session(1),))
+    assert gather.job_ids() == ["j"]
 
 
 def test_an_iteration_is_ready_when_every_rank_has_finished_it(gather, agent) -> None:

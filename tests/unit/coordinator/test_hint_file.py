@@ -43,6 +43,12 @@ def test_it_is_read_as_it_was_written(tmp_path: Path):
     assert [path.name for path in file_of(tmp_path).parent.iterdir()] == [HINTS_FILE]
 
 
+def test_a_tree_outside_of_the_folders_that_are_set_gets_none(tmp_path: Path):
+    problem = write_hints(str(tmp_path / "a"), "j", [HINT], roots=[str(tmp_path / "b")])
+    assert problem.startswith("hints could not be written: tree ")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_jobs_share_the_file_and_the_last_one_is_read(tmp_path: Path):
     for job in ("a", "b", "a"):
         assert write_hints(str(tmp_path), job, [replace(HINT, job_id=job)]) == ""

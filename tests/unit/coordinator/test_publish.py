@@ -324,6 +324,21 @@ def test_without_a_tree_the_answer_says_so() -> None:
     assert "no report has named the tree of job 'j'" in problem
 
 
+def test_nothing_is_written_outside_of_the_folders_that_are_set(tmp_path) -> None:
+    """A link inside them that leads out does not help; the reason names the tree and them."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "link").symlink_to(tmp_path)
+    roots, root = (str(tmp_path / "in"),), str(tmp_path / "in" / "link" / "dump")
+    _, refused = Publisher(roots=roots).append(order(1), job_id="j", root=root, book=None)
+    _, unnoted = note([finding(1)], job_id="j", root=root, book=None, roots=roots)
+    for problem in (refused, unnoted):
+        assert f"tree {root!r}, which is '{tmp_path}/dump', is outside of {roots[0]}" in problem
+    assert not (tmp_path / "dump").exists()
+    inside = str(tmp_path / "in" / "dump")
+    book, _ = Publisher(roots=roots).append(order(1), job_id="j", root=inside, book=None)
+    assert book is not None
+
+
 def test_a_damaged_line_is_an_error_of_the_reader(tmp_path) -> None:
     """Bytes changed under the coordinator are told, not skipped."""
     book = appended(tmp_path, 1)

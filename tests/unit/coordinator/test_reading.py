@@ -13,7 +13,7 @@ from rankdump.contract.timeouts import GroupTimeout, Timeouts
 from rankdump.wire.convert import timeouts_to_wire
 from rankdump.wire.events import events_to_wire
 from rankdump.wire.v1 import coordinator_pb2, events_pb2, status_pb2
-from rankdumpd.coordinator.gather import Reader
+from rankdumpd.coordinator.gather import Reader, reading
 from rankdumpd.coordinator.gather.reading import MAX_TEXTS
 from rankdumpd.coordinator.values import Report
 
@@ -153,12 +153,57 @@ def test_times_are_those_of_the_coordinator(offset_us, error_us, known, applied)
         {"texts": coordinator_pb2.Texts(first=1, texts=["x"] * MAX_TEXTS)},
         {"roots": {"j": "relative/tree"}},
         {"roots": {"": "/tree"}},
+        {"roots": {"j": "/" + "t" * 4096}},
+        {"roots": {"j" * 257: "/tree"}},
+        {"agent_id": "a" * 129},
+        {"agent_id": "a\n"},
+        {"held_events": TOO_LARGE},
+        {"load": status_pb2.Load(queued_bytes=TOO_LARGE)},
+        {"clock": coordinator_pb2.ClockEstimate(offset_us=-(1 << 62))},
+        {"clock": coordinator_pb2.ClockEstimate(error_us=1 << 62)},
+        {"sessions": [status_pb2.SessionStatus(job_id="j" * 257, session_id="s", world_size=1,
+                                               state=SESSION_OPEN)]},
+        {"sessions": [status_pb2.SessionStatus(job_id="j", session_id="s", world_size=1,
+                                               state=SESSION_OPEN, pid=TOO_LARGE)]},
+        {"iterations": [status_pb2.IterationStatus(job_id="j", session_id="s",
+                                                   expected=TOO_LARGE)]},
+        {"iterations": [status_pb2.IterationStatus(job_id="j", session_id="s", rank=1 << 31)]},
+        {"iterations": [status_pb2.IterationStatus(job_id="j", session_id="s",
+                                                   dropped={str(n): 1 for n in range(257)})]},
+        {"iterations": [status_pb2.IterationStatus(job_id="j", session_id="s")] * 65_537},
+        {"texts": coordinator_pb2.Texts(first=1, texts=["x" * 4097])},
+        {"timeouts": [coordinator_pb2.RankTimeouts(
+            job_id="j", timeouts=events_pb2.Timeouts(limits={"x": float("inf")}))]},
     ],
 )  # fmt: skip
 def test_a_report_that_contradicts_itself_is_refused(changes) -> None:
     """Ids that are missing, ranks and sizes out of bounds, ragged columns, relative trees."""
     with pytest.raises(ProtocolError):
         read(**changes)
+
+
+def test_texts_of_a_report_are_bounded() -> None:
+    """Reasons are those of the list, and what people read is cut."""
+    session = status_pb2.SessionStatus(
+        job_id="j", session_id="s", world_size=1, state=SESSION_OPEN,
+        host="h" * 300, notes=["n"] * 300, selected="0|" * 5000,
+    )  # fmt: skip
+    balance = status_pb2.IterationStatus(job_id="j", session_id="s", dropped={"torn": 1, "why": 2})
+    report = read(sessions=[session], iterations=[balance], host="x\x1b[2J")
+    (found,) = report.sessions
+    assert (len(found.host), len(found.notes), len(found.selected)) == (256, 256, 4096)
+    assert report.iterations[0].dropped == {"torn": 1, "other": 2}
+    assert report.host == "x\ufffd[2J"
+
+
+def test_all_texts_of_a_stream_are_bounded(monkeypatch) -> None:
+    """However they are spread over its messages."""
+    monkeypatch.setattr(reading, "MAX_TEXT_CHARACTERS", 10)
+    reader = Reader()
+    reader.read(wire_report(texts=coordinator_pb2.Texts(first=1, texts=["x" * 10])))
+    reader.read(wire_report(texts=coordinator_pb2.Texts(first=0, texts=["", "x" * 10])))
+    with pytest.raises(ProtocolError, match="11 characters of texts"):
+        reader.read(wire_report(texts=coordinator_pb2.Texts(first=2, texts=["y"])))
 
 
 def test_a_stream_belongs_to_one_agent() -> None:

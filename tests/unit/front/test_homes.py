@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import sqlite3
@@ -171,6 +172,20 @@ def test_what_is_not_reported_moves_in_its_order_and_gets_new_numbers(
             (mine,) = filter(None, ([i for i in log if i[1] == f"s{rank}"] for log in logs))
             assert [sequence for _, _, sequence in mine] == [3, 1, 2]
     assert min(number for number, _, _ in log_of(agent)) > 3 * len(RANKS)
+
+
+def test_a_session_keeps_its_secret(agent: Home):
+    """Who opened it resumes it, whichever worker it has come to."""
+    ledger = Ledger(agent.state_dir / "making")
+    ledger.open_session(dataclasses.replace(request(0), secret=b"digest"))
+    ledger.close()
+    (agent.state_dir / "making" / "ledger.sqlite").rename(agent.ledger)
+    move(agent, 3)
+    at = Ledger(agent.worker(worker_of("job", 0, 3)).state_dir)
+    row = at.find("s0")
+    at.close()
+    assert row is not None
+    assert row.request.secret == b"digest"
 
 
 def test_nothing_to_do_makes_no_tables(agent: Home):

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from suites.travel import blobs, names, same_columns, sent, sint64, texts, uint32, uint64
+from suites.travel import blobs, lines, names, same_columns, sent, sint64, texts, uint32, uint64
 
 from rankdump.contract.dtypes import ELEMENT_TYPES
 from rankdump.contract.errors import ProtocolError
 from rankdump.contract.events import COLUMN_TYPES, Event, EventColumns, EventKind, ProcessGroup
 from rankdump.contract.exchange import (
     RecordHead,
+    SessionEnd,
     SessionGrant,
     SessionRequest,
 )
@@ -22,23 +23,25 @@ from rankdump.contract.figure_rows import MAX_ROWS, FigureRows, TensorKind
 from rankdump.contract.key import Side, TensorKey
 from rankdump.wire import convert, kinds
 from rankdump.wire.events import events_from_wire, events_to_wire
+from rankdump.wire.limits import LIMIT
 from rankdump.wire.v1 import agent_pb2, events_pb2
 
 # sessions
 
 requests = st.builds(
     SessionRequest,
-    job_id=names,
+    job_id=lines.filter(bool),
     session_id=names,
     rank=st.just(0),
     world_size=st.integers(1, convert.MAX_WORLD_SIZE),
     device=uint32,
-    host=texts,
-    pid=uint64,
-    framework=texts,
-    device_target=texts,
+    host=lines,
+    pid=st.integers(0, LIMIT - 1),
+    framework=lines,
+    device_target=lines,
     plan_json=blobs,
     config_source=blobs,
+    secret=st.sampled_from([b"", b"s" * 32]),
 ).flatmap(lambda r: st.integers(0, r.world_size - 1).map(lambda n: replace(r, rank=n)))
 
 
@@ -58,6 +61,14 @@ def test_session_request(request: SessionRequest):
         ({"rank": 2}, "rank 2 of 2"),
         ({"rank": 2**32 - 1}, "rank 4294967295 of 2"),
         ({"world_size": 2**32 - 1}, "of 4294967295"),
+        ({"pid": 1 << 63}, "number 9223372036854775808"),
+        ({"job_id": "j" * 257}, "job id of 257 characters"),
+        ({"job_id": "j\x1b[2J"}, "printable"),
+        ({"session_id": "s" * 257}, "session id of 257 characters"),
+        ({"plan_json": bytes((4 << 20) + 1)}, "bytes of a plan"),
+        ({"config_source": bytes((1 << 20) + 1)}, "bytes of a configuration"),
+        ({"secret": b"short"}, "secret of 5 bytes"),
+        ({"secret": bytes(65)}, "secret of 65 bytes"),
     ],
 )
 def test_hostile_session_request(fields: dict[str, Any], cause: str):
@@ -76,7 +87,7 @@ def test_session_grant(grant: SessionGrant):
 
 # records and rows of figures
 
-counts = st.integers(0, kinds.LIMIT - 1)
+counts = st.integers(0, LIMIT - 1)
 other_types = texts.filter(lambda name: name not in ELEMENT_TYPES)
 tensor_kinds = st.builds(
     TensorKind,
@@ -175,6 +186,13 @@ def a_kind(**fields: Any) -> bytes:
         (a_kind(dtype="", byte_count=1 << 63), "number over"),
         (a_kind(dtype="", shape=[1 << 63]), "number over"),
         (a_kind(byte_count=4), r"4 bytes for uint8 of shape \[3\]"),
+        (a_kind(op_name="n" * 4097), "an op_name of 4097 characters"),
+        (a_kind(op_type="n" * 4097), "an op_type of 4097 characters"),
+        (a_kind(dtype="d" * 65), "an element type of 65 characters"),
+        (a_kind(argument="a" * 1025), "an argument of 1025 characters"),
+        (a_kind(model="m" * 257), "a model of 257 characters"),
+        (a_kind(op_name="a\0b"), "with a NUL"),
+        (a_kind(op_name="\u4e00" * 30_000), "of a kind of"),
     ],
 )
 def test_hostile_kind(data: bytes, cause: str):
@@ -217,6 +235,48 @@ def test_too_many_figure_rows():
     )
     with pytest.raises(ProtocolError, match="at most 1024"):
         convert.figure_rows_from_wire(message)
+
+
+def test_long_kinds_are_not_remembered():
+    """What comes with every step is short; memory for the rest would be anybody's."""
+    before = kinds._remembered.cache_info().currsize
+    for at in range(8):
+        kinds.kind_from_wire(a_kind(op_name=f"{at}" * 2000))
+    assert kinds._remembered.cache_info().currsize == before
+
+
+def test_a_client_cuts_what_an_agent_would_refuse():
+    """One name must not cost a session its dump."""
+    kind = TensorKind(0, "t" * 5000, "n" * 5000, Side.INPUT, 0, "d" * 70, (), 0, "a" * 2000)
+    found = kinds.kind_from_wire(kinds.kind_to_wire(kind))
+    lengths = [len(each) for each in (found.op_type, found.op_name, found.dtype, found.argument)]
+    assert lengths == [4096, 4096, 64, 1024]
+
+
+def test_people_are_told_what_they_can_read():
+    """No escape sequence in a name reaches a terminal, and no text fills it."""
+    message = agent_pb2.OpenSessionRequest(
+        job_id="j", session_id="s", world_size=1, host="a\x1b[2Jb", framework="f" * 1000
+    )
+    request = convert.session_request_from_wire(message)
+    assert request.host == "a\ufffd[2Jb"
+    assert request.framework == "f" * 256
+    end = agent_pb2.SessionEnd(notes=[*["note\n"] * 256, "n" * 5000])
+    goodbye = convert.declaration_from_wire(agent_pb2.Frame(sequence=1, session_end=end))
+    assert isinstance(goodbye, SessionEnd)
+    assert goodbye.notes == (*["note\ufffd"] * 255, "and 2 more notes")
+
+
+def test_reasons_are_those_of_the_list():
+    """They become keys and labels: others count together."""
+    message = agent_pb2.IterationEnd(dropped={"torn": 1, "x" * 200: 2, "y": 3, "other": 4})
+    assert convert.iteration_end_from_wire(message).dropped == {"torn": 1, "other": 9}
+    sums = agent_pb2.IterationEnd(dropped={"x": 1 << 62, "y": 1 << 62})
+    with pytest.raises(ProtocolError, match="drops with number"):
+        convert.iteration_end_from_wire(sums)
+    many = agent_pb2.IterationEnd(dropped={str(n): 1 for n in range(257)})
+    with pytest.raises(ProtocolError, match="257 reasons of drops, at most 256"):
+        convert.iteration_end_from_wire(many)
 
 
 def test_unpaired_surrogates():
@@ -326,6 +386,21 @@ def test_texts_of_the_stream():
     assert events_from_wire(message, CALL.names).events() == CALL.events()
     with pytest.raises(ProtocolError, match="points past"):
         events_from_wire(message)
+
+
+@pytest.mark.parametrize(
+    ("fields", "cause"),
+    [
+        ({"names": ["n"] * 65_537}, "65537 names of events"),
+        ({"names": ["n" * 4097]}, "a name of 4097 characters"),
+        ({"groups": [events_pb2.ProcessGroup()] * 4097}, "4097 groups"),
+        ({"groups": [events_pb2.ProcessGroup(name="g" * 4097)]}, "4097 characters"),
+        ({"groups": [events_pb2.ProcessGroup(ranks=[0] * ((1 << 20) + 1))]}, "ranks of groups"),
+    ],
+)
+def test_too_much_beside_the_columns(fields: dict[str, Any], cause: str):
+    with pytest.raises(ProtocolError, match=cause):
+        events_from_wire(events_pb2.EventColumns(**fields))
 
 
 @pytest.mark.parametrize("kind", [0, 13, 255])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from suites.travel import ONE, counts, same_columns, sent, texts, uint32, uint64
+from suites.travel import ONE, lines, losses, same_columns, sent, texts, uint32, uint64
 
 from rankdump.contract.errors import ProtocolError
 from rankdump.contract.events import EventColumns
@@ -31,7 +31,7 @@ from rankdump.wire import convert, frames
 from rankdump.wire.v1 import agent_pb2
 
 
-@given(end=st.builds(IterationEnd, uint64, uint64, counts, uint64), sequence=uint64)
+@given(end=st.builds(IterationEnd, uint64, uint64, losses, uint64), sequence=uint64)
 def test_iteration_end(end: IterationEnd, sequence: int):
     """The end of an iteration comes back with its number."""
     frame = sent(frames.declaration_frame(sequence, end), agent_pb2.Frame)
@@ -39,7 +39,7 @@ def test_iteration_end(end: IterationEnd, sequence: int):
     assert convert.declaration_from_wire(frame) == end
 
 
-@given(end=st.builds(SessionEnd, uint64, st.lists(texts, max_size=3).map(tuple)))
+@given(end=st.builds(SessionEnd, uint64, st.lists(lines, max_size=3).map(tuple)))
 def test_session_end(end: SessionEnd):
     """A goodbye comes back as it was."""
     frame = sent(frames.declaration_frame(1, end), agent_pb2.Frame)
@@ -191,7 +191,7 @@ def test_batches(sizes: list[int]):
         assert sum(total) >= limit
 
 
-@given(sequence=uint64, end=st.builds(IterationEnd, uint64, uint64, counts, uint64))
+@given(sequence=uint64, end=st.builds(IterationEnd, uint64, uint64, losses, uint64))
 def test_a_number_and_a_body_are_a_frame(sequence: int, end: IterationEnd):
     """In a slab a frame is numbered when it has its place: after its body was made."""
     body = frames.declaration_frame(0, end).SerializeToString()

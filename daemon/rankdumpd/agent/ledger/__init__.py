@@ -76,18 +76,28 @@ class Ledger(LedgerReader):
                 self._guard = -1
 
     def open_session(self, request: SessionRequest) -> None:
-        """Enter a session, or note where a known one runs now; UnavailableError when it cannot."""
+        """Enter a session, or note where a known one runs now; its secret is a hash by now.
+
+        UnavailableError when it cannot be entered.
+        """
         about = {k: v for k, v in asdict(request).items() if not isinstance(v, bytes)}
-        row = (request.session_id, json.dumps(about), request.plan_json, SessionState.OPEN.value)
+        who = (request.session_id, json.dumps(about), request.plan_json)
+        row = (*who, SessionState.OPEN.value, request.secret.hex())
         with self._available() as base:
             base.execute(
-                "INSERT INTO sessions VALUES (?, ?, ?, ?, 0, 0, '[]', '[]', '', 0)"
+                "INSERT INTO sessions VALUES (?, ?, ?, ?, 0, 0, '[]', '[]', ?, 0)"
                 " ON CONFLICT (session_id) DO UPDATE"
-                " SET request = excluded.request, plan = excluded.plan",
+                " SET request = excluded.request, plan = excluded.plan,"
+                " secret_hash = excluded.secret_hash",
                 row,
             )
             base.execute("DELETE FROM away WHERE session_id = ?", (request.session_id,))
         self._left.discard(request.session_id)
+
+    def withdraw(self, session_id: str) -> None:
+        """Forget a session of which nothing ever came."""
+        with self._transaction() as base:
+            base.execute("DELETE FROM sessions WHERE session_id = ?", (session_id,))
 
     def commit(
         self,

@@ -108,7 +108,7 @@ class Retention:
         with self._reading:
             self._base.close()
 
-    def pin(self, job_id: str, *, pinned: bool) -> None:
+    def pin(self, job_id: str, pinned: bool) -> None:
         """Keep the iterations of a job, or no longer; repeating it changes nothing."""
         with self._transaction(synced=True) as base:
             if pinned:

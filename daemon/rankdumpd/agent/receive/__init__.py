@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rankdump.contract.errors import ProtocolError
+from rankdump.contract.errors import ProtocolError, ResendError
 from rankdump.contract.exchange import RecordHead
 from rankdump.contract.figure_rows import FigureRows
 from rankdump.contract.selection import Verdict
 from rankdump.wire import convert
-from rankdump.wire.kinds import LIMIT
+from rankdump.wire.limits import LIMIT
 from rankdump.wire.v1 import agent_pb2
+from rankdumpd.agent.receive.broken import UNREADABLE, unreadable
 from rankdumpd.agent.receive.declared import (
     declaration_again,
     declaration_from,
     figure_rows_again,
 )
 from rankdumpd.agent.receive.head import FigureRules, check_head, check_rows
-from rankdumpd.agent.values import Declared, Outcome, Parcel, Ticket, dropped
+from rankdumpd.agent.values import Declared, Judged, Outcome, Parcel, Ticket, dropped
 
 __all__ = ["Assembler", "Received", "declaration_again", "figure_rows_again"]
 
-Received = Parcel | Outcome | Declared
-"""What a frame completes: a record to keep, a refused one, or a declaration."""
+_MAPPED_BYTES = 1 << 20
+"""A larger record that comes in pieces has pages of its own: there are few of that size."""
+
+Received = Parcel | Outcome | Judged | Declared
+"""What a frame completes: a record to keep, a refused one, rows of figures, a declaration."""
 
 
 @dataclass(slots=True)
@@ -33,7 +38,7 @@ class _Open:
     sequence: int
     head: RecordHead
     filled: int = 0
-    target: bytearray | None = None
+    target: bytearray | mmap.mmap | None = None
     """None while the bytes are thrown away."""
     reason: str = ""
     repeated: bool = False
@@ -83,6 +88,7 @@ class Assembler:
     ) -> Received | None:
         """Take one frame; return what it completes, None while a record is open or repeated.
 
+        ResendError when one before it is missing, ProtocolError when it cannot be read itself.
         Elements come within the frame, or as `data` that stays readable until they are committed.
         Those that never came are `lost` for that reason.
         """
@@ -90,7 +96,8 @@ class Assembler:
         if body == "chunk":
             data = _data_of(frame.sequence, frame.chunk.data, data)
             return self._chunk(frame.sequence, frame.chunk.offset, data, lost)
-        self._advance(frame.sequence)
+        if not self._advance(frame.sequence):
+            return None
         if body == "record":
             data = _data_of(frame.sequence, frame.record.data, data)
             return self._record(frame.sequence, frame.record, data, lost)
@@ -100,9 +107,9 @@ class Assembler:
         return None if self._known(frame.sequence) else declared
 
     def finish(self) -> None:
-        """Accept the end of the stream; ProtocolError when a record is still open."""
+        """Accept the end of the stream; ResendError when a record is still open."""
         if self._open:
-            raise ProtocolError(
+            raise ResendError(
                 f"record {self._open.sequence} ended at byte {self._open.filled} "
                 f"of {self._open.head.byte_count}"
             )
@@ -115,15 +122,31 @@ class Assembler:
         ticket = Ticket(self._session_id, record.sequence)
         return dropped(ticket, record.head, record.reason or reason)
 
-    def _advance(self, sequence: int) -> None:
+    def settle_unreadable(self, frame: agent_pb2.Frame) -> Received | None:
+        """Give up the frame that `feed` could not read just now: it takes its number, no more.
+
+        Tensors are counted as dropped; whatever else it said is not known.
+        """
+        if self._open:
+            return self.cut_off(UNREADABLE)
+        if self._known(frame.sequence):
+            return None
+        ticket = Ticket(self._session_id, frame.sequence)
+        return unreadable(ticket, frame, rank=self._rank, net_name=self._net_name)
+
+    def _advance(self, sequence: int) -> bool:
+        """Go on to a frame; return whether it is new on this stream."""
+        if not 1 <= sequence < LIMIT:
+            raise ProtocolError(f"frame number {sequence} is none from 1 to {LIMIT - 1}")
+        if self._last and sequence <= self._last:
+            return False
         self.finish()
-        if not self._last and not 1 <= sequence <= self._highest_first:
-            raise ProtocolError(f"first frame is {sequence}, at most {self._highest_first} is due")
+        if not self._last and sequence > self._highest_first:
+            raise ResendError(f"first frame is {sequence}, at most {self._highest_first} is due")
         if self._last and sequence != self._last + 1:
-            raise ProtocolError(f"frame {sequence} after {self._last}: numbers rise by one")
-        if sequence >= LIMIT:
-            raise ProtocolError(f"frame number {sequence} is over {LIMIT - 1}")
+            raise ResendError(f"frame {sequence} after {self._last}: numbers rise by one")
         self._last = sequence
+        return True
 
     def _record(
         self, sequence: int, message: agent_pb2.Record, data: memoryview, lost: str
@@ -148,9 +171,11 @@ class Assembler:
         return None
 
     def _allocate(self, record: _Open) -> None:
+        size = record.head.byte_count
         try:
-            record.target = bytearray(record.head.byte_count)
-        except MemoryError:
+            # What is only declared costs nothing: pages are taken as they are filled.
+            record.target = mmap.mmap(-1, size) if size > _MAPPED_BYTES else bytearray(size)
+        except (MemoryError, OverflowError, OSError, ValueError):
             record.reason = "no_memory"
 
     def _chunk(
@@ -158,7 +183,11 @@ class Assembler:
     ) -> Parcel | Outcome | None:
         record = self._open
         if record is None or record.sequence != sequence:
-            raise ProtocolError(f"chunk of record {sequence}, which is not open")
+            if 1 <= sequence <= self._last:
+                return None
+            raise ResendError(f"chunk of record {sequence}, which is not open")
+        if offset + len(data) <= record.filled < record.head.byte_count:
+            return None
         if lost:
             record.target, record.reason = None, lost
         self._fill(record, offset, data)
@@ -175,7 +204,8 @@ class Assembler:
     def _fill(self, record: _Open, offset: int, data: memoryview) -> None:
         end = offset + len(data)
         if offset != record.filled or end > record.head.byte_count:
-            raise ProtocolError(
+            kind = ResendError if offset > record.filled else ProtocolError
+            raise kind(
                 f"record {record.sequence}: bytes {offset} to {end} after {record.filled} "
                 f"of {record.head.byte_count}"
             )

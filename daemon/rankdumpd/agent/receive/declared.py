@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
 from itertools import chain
 
@@ -16,14 +15,11 @@ from rankdump.contract.exchange import (
 )
 from rankdump.contract.figure_rows import FigureRows
 from rankdump.contract.graph import Graph, GraphNode, GraphPart
-from rankdump.contract.timeouts import Timeouts
 from rankdump.wire import convert
-from rankdump.wire.kinds import LIMIT
+from rankdump.wire.limits import LIMIT
 from rankdump.wire.v1 import agent_pb2
 from rankdumpd.agent.values import Declared, Ticket
 
-MAX_REASONS = 256
-MAX_REASON_CHARACTERS = 100
 MAX_ITEMS = 1 << 16
 """Nodes of one part, inputs of one node, arguments of one operator, and the like."""
 MAX_CHARACTERS = 1 << 16
@@ -34,16 +30,12 @@ def declaration_from(frame: agent_pb2.Frame, session_id: str) -> Declared:
     """Read a frame that is no record; ProtocolError when its numbers are out of bounds."""
     declaration = convert.declaration_from_wire(frame)
     _check_numbers(frame.sequence, declaration)
-    if isinstance(declaration, IterationEnd):
-        _check_reasons(frame.sequence, declaration)
-    elif isinstance(declaration, GraphPart):
+    if isinstance(declaration, GraphPart):
         _check_graph(frame.sequence, declaration.graph)
     elif isinstance(declaration, KernelArguments):
         _check_arguments(frame.sequence, declaration)
     elif isinstance(declaration, CallStacks):
         _check_stacks(frame.sequence, declaration)
-    elif isinstance(declaration, Timeouts):
-        _check_timeouts(frame.sequence, declaration)
     return Declared(Ticket(session_id, frame.sequence), declaration, frame.SerializeToString())
 
 
@@ -71,8 +63,6 @@ def _numbers(declaration: Declaration) -> Iterator[int]:
         yield from declaration.dropped.values()
     elif isinstance(declaration, SessionEnd):
         yield declaration.iterations_seen
-    elif isinstance(declaration, Timeouts):
-        yield from (group.timeout_us for group in declaration.groups)
     elif isinstance(declaration, (KernelArguments, CallStacks)):
         yield declaration.iteration
     elif isinstance(declaration, GraphPart):
@@ -82,14 +72,6 @@ def _numbers(declaration: Declaration) -> Iterator[int]:
                 yield from kind.shape
         for parameter in graph.parameters:
             yield from parameter.type.shape
-
-
-def _check_reasons(sequence: int, end: IterationEnd) -> None:
-    longest = max(map(len, end.dropped), default=0)
-    if len(end.dropped) > MAX_REASONS or longest > MAX_REASON_CHARACTERS:
-        raise ProtocolError(
-            f"frame {sequence} with {len(end.dropped)} reasons of up to {longest} characters"
-        )
 
 
 def _check_graph(sequence: int, graph: Graph) -> None:
@@ -121,15 +103,6 @@ def _check_arguments(sequence: int, arguments: KernelArguments) -> None:
 def _check_stacks(sequence: int, stacks: CallStacks) -> None:
     _check_counts(sequence, (len(stacks.texts), *map(len, stacks.texts)))
     _check_texts(sequence, chain(stacks.calls, chain.from_iterable(stacks.texts)))
-
-
-def _check_timeouts(sequence: int, timeouts: Timeouts) -> None:
-    groups = timeouts.groups
-    _check_counts(sequence, [*map(len, (timeouts.variables, groups, timeouts.limits))])
-    _check_texts(sequence, chain.from_iterable((g.group, g.backend) for g in groups))
-    _check_texts(sequence, (*timeouts.variables, *timeouts.variables.values(), *timeouts.limits))
-    if not all(map(math.isfinite, timeouts.limits.values())):
-        raise ProtocolError(f"frame {sequence} with a limit that is no number of seconds")
 
 
 def _check_counts(sequence: int, counts: Iterable[int]) -> None:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import TypeAlias
 
 from rankdump.contract.errors import DamagedError, RankdumpError
 from rankdump.contract.retired import Retired
@@ -21,6 +22,8 @@ from rankdumpd.agent.usage import Taken, Usage
 from rankdumpd.agent.values import Ended, Retiring
 
 LOOK_S = 30.0
+Told: TypeAlias = "Callable[[str, Mapping[str, object]], None]"
+"""Hears what was done, and the particulars."""
 
 _log = logging.getLogger(__name__)
 
@@ -29,8 +32,8 @@ def _now_us() -> int:
     return time.time_ns() // 1000
 
 
-def _nobody(_what: str, _fields: Mapping[str, object]) -> None:
-    pass
+def nobody(_what: str, _fields: Mapping[str, object]) -> None:
+    """Hear nothing."""
 
 
 class Keeper:
@@ -43,7 +46,7 @@ class Keeper:
         usage: Usage,
         policy: Callable[[], Policy],
         *,
-        told: Callable[[str, Mapping[str, object]], None] = _nobody,
+        told: Told = nobody,
         now_us: Callable[[], int] = _now_us,
     ) -> None:
         """`told` hears what was removed; `now_us` is since the epoch."""
@@ -122,7 +125,7 @@ class Keeper:
             return False
         for part, size in zip(parts, sizes, strict=True):
             self._usage.add(Taken(ended.job_id, str(part.tree.root), -size))
-        return all([self._finish(each) for each in begun])
+        return all(self._finish(each) for each in begun)
 
     def _finish(self, begun: Retiring) -> bool:
         about = begun.about

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 
+from rankdump.contract.errors import ExhaustedError
 from rankdump.contract.findings import Finding
 from rankdump.contract.timeouts import TimeoutHint
 from rankdumpd.coordinator.gather.agents import Agents
@@ -29,6 +30,9 @@ from rankdumpd.coordinator.values import (
 )
 
 __all__ = ["Gather", "Reader"]
+
+MAX_JOBS = 1 << 14
+"""Each is remembered for days after it is over."""
 
 
 class Gather:
@@ -226,7 +230,10 @@ class Gather:
             )
 
     def _take(self, report: Report, events: list[Parts], number: int, *, now_s: float) -> None:
-        for job_id in _named(report):
+        named = _named(report)
+        if named - self._jobs.keys() and len(self._jobs.keys() | named) > MAX_JOBS:
+            raise ExhaustedError(f"{len(self._jobs)} jobs are known, and no more are taken")
+        for job_id in named:
             job = self._jobs.setdefault(job_id, Job(job_id, now_s=now_s))
             job.heard_s, job.heard = now_s, True
             self._latest = job_id

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from rankdump.contract.errors import ExhaustedError
 from rankdump.contract.status import AgentStatus, ClockEstimate, Load
 from rankdumpd.coordinator.kept import AgentRow
 from rankdumpd.coordinator.values import Report
+
+MAX_AGENTS = 1 << 14
+"""Each is remembered for days after it was heard last."""
 
 
 @dataclass(slots=True)
@@ -60,7 +64,9 @@ class Agents:
         self._rows: dict[str, tuple[str, int]] = {}
 
     def of(self, agent_id: str, *, now_s: float) -> Agent:
-        """Return an agent, known or new."""
+        """Return an agent, known or new; ExhaustedError when there are too many."""
+        if agent_id not in self.all and len(self.all) >= MAX_AGENTS:
+            raise ExhaustedError(f"{len(self.all)} agents are known, and no more are taken")
         return self.all.setdefault(agent_id, Agent(agent_id, now_s))
 
     def restore(self, row: AgentRow, *, now_s: float, now_us: int) -> None:

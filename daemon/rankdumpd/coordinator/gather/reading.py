@@ -6,18 +6,43 @@ import dataclasses
 
 from rankdump.contract.errors import ProtocolError
 from rankdump.contract.events import EventColumns
-from rankdump.contract.status import ClockEstimate, IterationStatus, RankEvents, SessionStatus
+from rankdump.contract.status import (
+    ClockEstimate,
+    IterationStatus,
+    Load,
+    RankEvents,
+    SessionStatus,
+)
 from rankdump.contract.timeouts import Timeouts
-from rankdump.wire.convert import MAX_WORLD_SIZE, timeouts_from_wire
+from rankdump.wire.convert import (
+    MAX_JOB_ID,
+    MAX_WORLD_SIZE,
+    reasons_from_wire,
+    timeouts_from_wire,
+)
 from rankdump.wire.events import events_from_wire
 from rankdump.wire.fields import common
+from rankdump.wire.limits import (
+    MAX_NAME,
+    check_count,
+    check_numbers,
+    check_text,
+    shown,
+    shown_notes,
+)
 from rankdump.wire.v1 import coordinator_pb2
 from rankdump.wire.views import iteration_from_wire, load_from_wire, session_from_wire
 from rankdumpd.coordinator.values import Report
 
 MAX_TEXTS = 1 << 18
 """Texts of one stream: four times what makes an agent start anew."""
-_LARGEST = (1 << 63) - 1
+MAX_TEXT_CHARACTERS = 1 << 26
+"""Of all texts of one stream together."""
+MAX_AGENT_ID = 128
+_MOST_PARTS = 1 << 16
+"""Sessions, balances, batches of events and the like in one report."""
+_MOST_OFFSET_US = 1 << 60
+"""Of a clock: added to a time, it must stay a number of 64 bits."""
 
 
 class Reader:
@@ -26,6 +51,7 @@ class Reader:
     def __init__(self) -> None:
         # Batches keep the list that was theirs, and it only grows.
         self._texts = [""]
+        self._characters = 0
         self._agent_id = ""
 
     def read(self, message: coordinator_pb2.ReportRequest) -> Report:
@@ -33,26 +59,34 @@ class Reader:
         agent_id = message.agent_id
         if not agent_id or self._agent_id not in ("", agent_id):
             raise ProtocolError(f"report {message.sequence} of {agent_id!r} on another's stream")
+        if len(agent_id) > MAX_AGENT_ID or not agent_id.isprintable():
+            raise ProtocolError(f"agent id of {len(agent_id)} characters: {agent_id[:80]!r}")
         self._agent_id = agent_id
+        _check_size(message)
         if message.HasField("texts"):
             self._take_texts(message.texts)
-        clock = ClockEstimate(**common(message.clock, ClockEstimate))
+        clock = _clock(message.clock)
         return Report(
             agent_id=agent_id,
-            sequence=_bounded("number of a report", message.sequence),
+            sequence=message.sequence,
             sessions=tuple(_session(session_from_wire(each)) for each in message.sessions),
             iterations=tuple(_balance(iteration_from_wire(each)) for each in message.iterations),
             events=tuple(self._events(each, clock) for each in message.events),
             timeouts=tuple(map(_timeouts, message.timeouts)),
             roots={job_id: _root(job_id, root) for job_id, root in message.roots.items()},
-            host=message.host,
+            host=shown(message.host),
             clock=clock,
-            load=load_from_wire(message.load),
+            load=_load(load_from_wire(message.load)),
             held_events=message.held_events,
             lost_events=message.lost_events,
         )
 
     def _take_texts(self, message: coordinator_pb2.Texts) -> None:
+        for text in message.texts:
+            check_text("text", text)
+        added = sum(map(len, message.texts))
+        self._characters = added + (self._characters if message.first else 0)
+        check_count("characters of texts on one stream", self._characters, MAX_TEXT_CHARACTERS)
         if not message.first:
             if message.texts and message.texts[0]:
                 raise ProtocolError(f"text 0 is {message.texts[0][:80]!r} and not the empty one")
@@ -73,7 +107,8 @@ class Reader:
         except OverflowError as error:
             raise ProtocolError(f"events of rank {message.rank}: {error}") from None
         if len(columns):
-            _bounded("iteration of events", int(columns.columns["iteration"].max()))
+            highest = int(columns.columns["iteration"].max())
+            check_numbers(f"events of rank {message.rank}", (highest,))
         source = RankEvents(message.job_id, message.rank, message.session_id)
         return source, _corrected(columns, clock)
 
@@ -86,19 +121,56 @@ def _corrected(columns: EventColumns, clock: ClockEstimate) -> EventColumns:
     return dataclasses.replace(columns, columns={**columns.columns, **times})
 
 
+def _check_size(message: coordinator_pb2.ReportRequest) -> None:
+    parts = (message.sessions, message.iterations, message.events, message.timeouts, message.roots)
+    check_count("parts of a report", sum(map(len, parts)), _MOST_PARTS)
+    numbers = (message.sequence, message.held_events, message.lost_events)
+    check_numbers(f"report of agent {message.agent_id}", numbers)
+
+
+def _clock(message: coordinator_pb2.ClockEstimate) -> ClockEstimate:
+    if max(abs(message.offset_us), message.error_us) > _MOST_OFFSET_US:
+        raise ProtocolError(
+            f"clock that is off by {message.offset_us} us: at most {_MOST_OFFSET_US}"
+        )
+    return ClockEstimate(**common(message, ClockEstimate))
+
+
+def _load(load: Load) -> Load:
+    check_numbers("load", dataclasses.astuple(load))
+    return load
+
+
+def _check_ids(what: str, job_id: str, session_id: str) -> None:
+    if not job_id or not session_id:
+        raise ProtocolError(f"{what} without a job id or a session id")
+    check_text(f"{what} with a job id", job_id, MAX_JOB_ID)
+    check_text(f"{what} with a session id", session_id, MAX_JOB_ID)
+
+
 def _session(session: SessionStatus) -> SessionStatus:
-    if not session.job_id or not session.session_id:
-        raise ProtocolError(f"session of rank {session.rank} without a job id or a session id")
+    _check_ids(f"session of rank {session.rank}", session.job_id, session.session_id)
     if not 0 <= session.rank < session.world_size <= MAX_WORLD_SIZE:
         raise ProtocolError(f"rank {session.rank} of {session.world_size}: rank must be below it")
-    return session
+    check_numbers(f"session of rank {session.rank}", (session.pid, session.iterations_seen))
+    return dataclasses.replace(
+        session,
+        host=shown(session.host),
+        excluded=shown(session.excluded, MAX_NAME),
+        notes=shown_notes(session.notes),
+        framework=shown(session.framework),
+        device_target=shown(session.device_target),
+        selected=shown(session.selected, MAX_NAME),
+    )
 
 
 def _balance(status: IterationStatus) -> IterationStatus:
-    if not status.job_id or not status.session_id:
-        raise ProtocolError(f"balance of rank {status.rank} without a job id or a session id")
-    _bounded("iteration", status.iteration)
-    return status
+    _check_ids(f"balance of rank {status.rank}", status.job_id, status.session_id)
+    if status.rank >= MAX_WORLD_SIZE:
+        raise ProtocolError(f"balance of rank {status.rank}: at most {MAX_WORLD_SIZE} ranks")
+    numbers = (value for value in dataclasses.astuple(status) if isinstance(value, int))
+    check_numbers(f"balance of rank {status.rank}", numbers)
+    return dataclasses.replace(status, dropped=reasons_from_wire(status.dropped))
 
 
 def _timeouts(message: coordinator_pb2.RankTimeouts) -> tuple[str, int, Timeouts]:
@@ -109,17 +181,13 @@ def _timeouts(message: coordinator_pb2.RankTimeouts) -> tuple[str, int, Timeouts
 def _named(what: str, job_id: str, rank: int) -> None:
     if not job_id:
         raise ProtocolError(f"{what} of rank {rank} without a job id")
+    check_text(f"{what} with a job id", job_id, MAX_JOB_ID)
     if rank >= MAX_WORLD_SIZE:
         raise ProtocolError(f"{what} of rank {rank}: at most {MAX_WORLD_SIZE} ranks")
 
 
-def _bounded(what: str, number: int) -> int:
-    if number > _LARGEST:
-        raise ProtocolError(f"{what} is {number}; at most {_LARGEST}")
-    return number
-
-
 def _root(job_id: str, root: str) -> str:
     if not job_id or not root.startswith("/") or "\0" in root:
-        raise ProtocolError(f"tree {root!r} of job {job_id!r} is not an absolute path")
-    return root
+        raise ProtocolError(f"tree {root[:80]!r} of job {job_id[:80]!r} is not an absolute path")
+    check_text("tree of a job with an id", job_id, MAX_JOB_ID)
+    return check_text("tree with a path", root)

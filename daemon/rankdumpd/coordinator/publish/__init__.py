@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from rankdump.contract.errors import DamagedError, ExhaustedError, UnavailableError
+from rankdump.contract.errors import DamagedError, ExhaustedError, RefusedError, UnavailableError
 from rankdump.contract.findings import Finding
 from rankdump.contract.order import (
     FINDINGS_FILE,
@@ -37,14 +37,24 @@ from rankdumpd.coordinator.publish.trace import trace_lines
 from rankdumpd.coordinator.values import Book, GlobalOrder
 
 _LOG = logging.getLogger(__name__)
-_REFUSALS = (OSError, DamagedError, UnavailableError)
+_REFUSALS = (OSError, DamagedError, RefusedError, UnavailableError)
 
 
 class Publisher:
     """Appends to the files of every job; its owner calls from one thread at a time."""
 
-    def __init__(self, *, table_events: int = 1_000_000_000, trace_events: int = 1_000_000) -> None:
-        """Take the largest number of events that an iteration with a table, with a trace has."""
+    def __init__(
+        self,
+        *,
+        table_events: int = 1_000_000_000,
+        trace_events: int = 1_000_000,
+        roots: Sequence[str] = (),
+    ) -> None:
+        """Take the largest number of events that an iteration with a table, with a trace has.
+
+        `roots` are the folders that trees may be in, any when there are none.
+        """
+        self._roots = roots
         self._table_events = table_events
         self._trace_events = trace_events
         self._told: set[str] = set()
@@ -58,7 +68,7 @@ class Publisher:
         when the disk has no room or ails, and the same may succeed later.
         """
         try:
-            place = opened(job_id, root, book, iteration=order.iteration)
+            place = opened(job_id, root, book, roots=self._roots, iteration=order.iteration)
             return self._written(place, order, job_id, root), ""
         except _REFUSALS as error:
             if faults.passes(error):
@@ -94,7 +104,12 @@ class Publisher:
 
 
 def note(
-    findings: Sequence[Finding], *, job_id: str, root: str, book: Book | None
+    findings: Sequence[Finding],
+    *,
+    job_id: str,
+    root: str,
+    book: Book | None,
+    roots: Sequence[str] = (),
 ) -> tuple[Book | None, str]:
     """Write findings beside the order, all or none.
 
@@ -104,7 +119,7 @@ def note(
     if not findings:
         return book, ""
     try:
-        place = opened(job_id, root, book)
+        place = opened(job_id, root, book, roots=roots)
         name = place.named(FINDINGS_FILE)
         lines = (finding_to_line(finding).encode() for finding in findings)
         size = files.append(place.folder / name, lines, size_bytes=place.sizes.get(name, 0))

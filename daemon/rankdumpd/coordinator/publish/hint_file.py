@@ -5,10 +5,12 @@ Jobs that share a tree share the file: each writes its own hints and leaves thos
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from rankdump.contract.errors import DamagedError
+from rankdump.contract import roots as trees
+from rankdump.contract.errors import DamagedError, RefusedError
 from rankdump.contract.layout.mindspore_sync import METADATA_FOLDER
 from rankdump.contract.timeouts import HINTS_FILE, TimeoutHint, hints_from_text, hints_to_text
 from rankdumpd.coordinator.publish.files import make_folder, write_whole
@@ -17,17 +19,23 @@ _MAX_JOBS = 16
 """Jobs whose hints stay in the file of a tree; those written longest ago go first."""
 
 
-def write_hints(root: str, job_id: str, hints: Iterable[TimeoutHint]) -> str:
-    """Replace a job's hints in the file; return why that could not be, or nothing."""
+def write_hints(
+    root: str, job_id: str, hints: Iterable[TimeoutHint], *, roots: Sequence[str] = ()
+) -> str:
+    """Replace a job's hints in the file; return why that could not be, or nothing.
+
+    `roots` are the folders that trees may be in, any when there are none.
+    """
     if not root:
         return f"hints could not be written: no report has named the tree of job {job_id!r}"
     folder = Path(root) / METADATA_FOLDER
     try:
+        trees.check(root, roots, resolve=os.path.realpath)
         folder.parent.mkdir(parents=True, exist_ok=True)
         make_folder(folder)
         others = _of_others(folder / HINTS_FILE, job_id)
         write_whole(folder / HINTS_FILE, (hints_to_text([*others, *hints]).encode(),))
-    except (OSError, DamagedError) as error:
+    except (OSError, DamagedError, RefusedError) as error:
         return f"hints could not be written: {error}"
     return ""
 

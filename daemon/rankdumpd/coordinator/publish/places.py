@@ -9,10 +9,12 @@ but for the iteration that is about to be written: it was not committed.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rankdump.contract import roots as trees
 from rankdump.contract.errors import DamagedError, UnavailableError
 from rankdump.contract.order import (
     FINDINGS_FILE,
@@ -45,13 +47,17 @@ class Place:
         return tagged(file_name, self.tag)
 
 
-def opened(job_id: str, root: str, book: Book | None, *, iteration: int = -1) -> Place:
-    """Return the place of a job; DamagedError, UnavailableError or OSError say why not.
+def opened(
+    job_id: str, root: str, book: Book | None, *, roots: Sequence[str] = (), iteration: int = -1
+) -> Place:
+    """Return the place of a job; DamagedError, RefusedError, UnavailableError, OSError say why not.
 
-    `iteration` is the one that is to be written, if any.
+    `roots` are the folders that trees may be in, any when there are none; `iteration` is the one
+    that is to be written, if any.
     """
     if not root:
         raise UnavailableError(f"no report has named the tree of job {job_id!r}")
+    trees.check(root, roots, resolve=os.path.realpath)
     folder = Path(root) / ORDER_FOLDER
     Path(root).mkdir(parents=True, exist_ok=True)
     make_folder(folder)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import grpc
 
+from rankdump.contract import roots
 from rankdump.contract.findings import Finding
 from rankdump.contract.status import OrderEntry
 from rankdump.wire.v1 import coordinator_pb2
@@ -44,7 +45,8 @@ class Coordinator(Room):
         self._settings = settings
         self._ends_with_job = ends_with_job
         self._gather = Gather(deadline_s=settings.deadline_s)
-        self._hinting = Hinting(self._gather)
+        self._roots = roots.folders(settings.roots)
+        self._hinting = Hinting(self._gather, roots=self._roots)
         self._state: State | None = None
         self._keeping: Keeping | None = None
         self._publishing: Publishing | None = None
@@ -85,6 +87,7 @@ class Coordinator(Room):
             self._keeping,
             table_events=self._settings.table_events,
             trace_events=self._settings.trace_events,
+            roots=self._roots,
         )
         self._keeping.recall()
         self._hinting.recall()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
+from collections.abc import Sequence
 
 from rankdump.contract.timeouts import TimeoutHint
 from rankdumpd.coordinator.gather import Gather
@@ -17,8 +18,9 @@ _LOG = logging.getLogger(__name__)
 class Hinting:
     """Hints of all jobs; its owner calls from one thread at a time."""
 
-    def __init__(self, gather: Gather) -> None:
-        self._gather = gather
+    def __init__(self, gather: Gather, *, roots: Sequence[str] = ()) -> None:
+        """`roots` are the folders that trees may be in, any when there are none."""
+        self._gather, self._roots = gather, roots
         self._states: dict[str, HintState] = {}
         self._live: dict[str, tuple[TimeoutHint, ...]] = {}
         self._written: dict[str, tuple[str, ...]] = {}
@@ -80,6 +82,6 @@ class Hinting:
         worth = (repr(settled), *said)
         if self._written.get(job_id) != worth:
             self._written[job_id] = worth
-            problem = write_hints(root, job_id, hints)
+            problem = write_hints(root, job_id, hints, roots=self._roots)
             if problem:
                 _LOG.warning("job %s: %s", job_id, problem)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from rankdump.contract.errors import ExhaustedError
@@ -47,11 +47,16 @@ class Publishing:
         *,
         table_events: int,
         trace_events: int,
+        roots: Sequence[str] = (),
     ) -> None:
+        """`roots` are the folders that trees may be in, any when there are none."""
         self._gather = gather
         self._hinting = hinting
         self._keeping = keeping
-        self._publisher = Publisher(table_events=table_events, trace_events=trace_events)
+        self._roots = roots
+        self._publisher = Publisher(
+            table_events=table_events, trace_events=trace_events, roots=roots
+        )
         self._ahead = Ahead(gather.upcoming)
         self._waiting: dict[str, _Waiting] = {}
         """By job: what is handed out, and waits for its disk."""
@@ -131,7 +136,13 @@ class Publishing:
         findings = [*_partial(view), *order.findings]
         if problem:
             findings.append(Finding(FindingKind.UNPUBLISHED, view.iteration, problem))
-        book, unnoted = note(findings, job_id=view.job_id, root=view.root, book=written or book)
+        book, unnoted = note(
+            findings,
+            job_id=view.job_id,
+            root=view.root,
+            book=written or book,
+            roots=self._roots,
+        )
         if unnoted:
             text = f"iteration {view.iteration}: {unnoted}"
             findings.append(Finding(FindingKind.UNPUBLISHED, view.iteration, text))

@@ -66,8 +66,8 @@ class CoordinatorServicer(CoordinatorServiceServicer):
                 for message in request_iterator:
                     report = reader.read(message)
                     if not agent_id:
+                        self._desk.connected(report.agent_id, 1)
                         agent_id = report.agent_id
-                        self._desk.connected(agent_id, 1)
                     yield _response(self._desk.take(report))
             finally:
                 if agent_id:

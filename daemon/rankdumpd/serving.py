@@ -1,0 +1,120 @@
+"""The processes, put together: rooms, the door before them, and the life around them."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from rankdump.contract import roots
+from rankdump.contract.errors import ConfigError, RefusedError
+from rankdump.wire.channel import Credentials
+from rankdumpd import activation, lifecycle, machine
+from rankdumpd.agent.service import Agent
+from rankdumpd.agent.slabs.place import group_of
+from rankdumpd.audit import Audit
+from rankdumpd.coordinator.service import Coordinator
+from rankdumpd.front.service import Front, bring_home_alone
+from rankdumpd.gate import Gate
+from rankdumpd.ingest.service import IngestRoom
+from rankdumpd.ingest.source import check_apart
+from rankdumpd.ingest.values import Task
+from rankdumpd.leash import Leash
+from rankdumpd.lifecycle import Reread
+from rankdumpd.server import Server, Service, socket_path
+from rankdumpd.settings import AgentSettings, Settings
+from rankdumpd.tls import Certificates, Revoked, nobody
+
+
+def _agent(settings: Settings) -> Agent | Front:
+    machine.give_way(settings.agent.nice)
+    if settings.agent.workers > 1:
+        return Front(settings, os.environ)
+    bring_home_alone(settings.agent)
+    tls = settings.tls
+    own = Credentials(tls.ca, tls.certificate, tls.key)
+    if not settings.log.audit:
+        return Agent(settings.agent, own)
+    return Agent(settings.agent, own, told=Audit(Path(settings.log.audit)).add)
+
+
+def _door(
+    settings: Settings, address: str, services: Sequence[Service], *, below_front: bool = False
+) -> Server:
+    """Return the server of a process, with what protects it."""
+    tls = settings.tls
+    audit = Audit(Path(settings.log.audit)) if settings.log.audit else None
+    shown = revoked = gate = None
+    if tls.on and not socket_path(address):
+        told = audit.reloaded if audit else nobody
+        shown = Certificates(tls, told)
+        revoked = Revoked(Path(tls.revoked), told) if tls.revoked else None
+    if shown or audit:
+        gate = Gate(certificates=shown, revoked=revoked, audit=audit, own_may=below_front)
+    group = group_of(settings.agent.runtime_group)
+    return Server(address, services, tls=shown, gate=gate, group=group)
+
+
+def ingest_task(settings: AgentSettings, source: Path, tree: Path) -> Task:
+    """Return what taking over a folder of dumps is, by the settings of an agent."""
+    threads = settings.encode_threads or machine.cores()
+    return Task(source, tree, threads=threads, queue_bytes=settings.queue_bytes)
+
+
+def _ingest(settings: AgentSettings) -> tuple[IngestRoom, ...]:
+    """Return the room that follows the configured folder; none where none is."""
+    if not settings.ingest_dir:
+        return ()
+    source, tree = Path(settings.ingest_dir), Path(settings.ingest_into)
+    check_apart(source, tree)
+    try:
+        roots.check(str(tree), roots.folders(settings.roots), resolve=os.path.realpath)
+    except RefusedError as error:
+        raise ConfigError("settings", "agent.ingest_into", str(tree), str(error)) from None
+    task = dataclasses.replace(ingest_task(settings, source, tree), delete=settings.ingest_delete)
+    return (IngestRoom(task),)
+
+
+def serve_agent(settings: Settings, reread: Reread, leash: Leash | None) -> int:
+    """Be an agent until a signal; return the exit status. With a leash it is a worker."""
+    # A folder is followed once on a host, by whoever is above the workers.
+    ingest = () if leash else _ingest(settings.agent)
+    listener = activation.inherited(os.environ)
+
+    def moved(settings: Settings) -> Settings:
+        """Return them with the socket beside the one that others hold open."""
+        if listener is None:
+            return settings
+        agent = dataclasses.replace(settings.agent, listen=activation.direct_address(listener))
+        return dataclasses.replace(settings, agent=agent)
+
+    settings = moved(settings)
+    agent = _agent(settings)
+    server = _door(settings, settings.agent.listen, (agent,), below_front=bool(leash))
+    door = activation.Relay(listener, server) if listener else server
+    rooms = (agent, *ingest)
+    return lifecycle.run(
+        rooms,
+        door,
+        settings=settings,
+        reread=lambda environ: moved(reread(environ)),
+        leash=leash,
+    )
+
+
+def serve_coordinator(settings: Settings, reread: Reread) -> int:
+    """Be a coordinator until a signal; return the exit status."""
+    coordinator = Coordinator(settings.coordinator)
+    server = _door(settings, settings.coordinator.listen, (coordinator,))
+    return lifecycle.run((coordinator,), server, settings=settings, reread=reread)
+
+
+def serve_both(settings: Settings, reread: Reread, *, ends_with_job: bool) -> int:
+    """Be both on one address until a signal; return the exit status."""
+    ingest = _ingest(settings.agent)
+    agent = _agent(settings)
+    coordinator = Coordinator(settings.coordinator, ends_with_job=ends_with_job)
+    server = _door(settings, settings.agent.listen, (agent, coordinator))
+    rooms = (agent, *ingest, coordinator)
+    return lifecycle.run(rooms, server, settings=settings, reread=reread)

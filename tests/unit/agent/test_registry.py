@@ -1,0 +1,110 @@
+"""Who is let in, and for how long a session that nobody connects to is expected."""
+
+from __future__ import annotations
+
+import dataclasses
+import sqlite3
+
+import pytest
+
+from rankdump.contract.errors import ExhaustedError, UnavailableError
+from rankdump.contract.exchange import SessionRequest
+from rankdump.contract.plan import DumpPlan, Output
+from rankdump.contract.plan_json import plan_to_json
+from rankdump.contract.status import SessionState
+from rankdumpd.agent import receive
+from rankdumpd.agent.ledger import Ledger
+from rankdumpd.agent.mailbox import Mailbox
+from rankdumpd.agent.registry import Registry
+
+
+class House:
+    """A registry with a clock and a ledger."""
+
+    def __init__(self, folder, make_request, **settings) -> None:
+        self.now_s = 0.0
+        plan = plan_to_json(DumpPlan(output=Output(root=str(folder / "dump"))))
+        self._request: SessionRequest = make_request(plan_json=plan, world_size=9)
+        self.ledger = Ledger(folder / "state")
+        self.registry = Registry(
+            self.ledger,
+            max_record_bytes=1,
+            room=lambda live: "",
+            read_declared=receive.declaration_again,
+            clock=lambda: self.now_s,
+            **settings,
+        )
+
+    def open(self, rank: int) -> bytes:
+        request = dataclasses.replace(self._request, session_id=f"s{rank}", rank=rank)
+        return self.registry.open(request).token
+
+    def names(self) -> list[str]:
+        return [session.request.session_id for session in self.registry.all()]
+
+
+@pytest.fixture
+def make_house(tmp_path, make_request):
+    houses: list[House] = []
+
+    def make(**settings) -> House:
+        houses.append(House(tmp_path, make_request, **settings))
+        return houses[-1]
+
+    yield make
+    for house in houses:
+        house.ledger.close()
+
+
+def test_who_never_connects_is_forgotten_after_a_minute(make_house):
+    """With its row; who comes late opens again, and who came stays."""
+    house = make_house()
+    late, there = house.open(0), house.open(1)
+    house.registry.connect("s1", there, Mailbox())
+    house.now_s = 60.0
+    assert house.names() == ["s0", "s1"]
+    house.now_s = 60.1
+    assert house.names() == ["s1"]
+    assert [row.request.session_id for row in house.ledger.unfinished()] == ["s1"]
+    with pytest.raises(UnavailableError, match="open it again"):
+        house.registry.connect("s0", late, Mailbox())
+    house.registry.connect("s0", house.open(0), Mailbox())
+
+
+def test_the_limit_holds_no_one_out_for_ever(make_house):
+    """Room that was only asked for is free again."""
+    house = make_house(max_sessions=2)
+    house.open(0)
+    house.open(1)
+    with pytest.raises(ExhaustedError, match=r"2 sessions are open, and agent.max_sessions is 2"):
+        house.open(2)
+    house.now_s = 61.0
+    house.open(2)
+    assert house.names() == ["s2"]
+
+
+def test_a_session_that_was_here_is_lost_and_not_forgotten(make_house):
+    """It opened again and did not come back."""
+    house = make_house()
+    mailbox = Mailbox()
+    session = house.registry.connect("s0", house.open(0), mailbox)
+    session.disconnect(mailbox)
+    session.claim({1})
+    house.open(0)
+    house.now_s = 61.0
+    assert house.names() == ["s0"]
+    assert session.status().state is SessionState.LOST
+
+
+def test_a_ledger_that_cannot_be_written_keeps_a_row_too_many(make_house, monkeypatch, caplog):
+    """Nobody who asks how things stand hears of it."""
+    house = make_house()
+    house.open(0)
+
+    def fail(session_id: str) -> None:
+        raise sqlite3.OperationalError("disk full")
+
+    monkeypatch.setattr(house.ledger, "withdraw", fail)
+    house.now_s = 61.0
+    assert house.names() == []
+    assert "session s0 stays in the ledger: disk full" in caplog.text
