@@ -101,12 +101,15 @@ def why_retired(policy: Policy, age_s: float, used_bytes: int) -> str:
 def disk_warnings(policy: Policy, root: str, space: Space) -> Iterator[str]:
     """Say when a disk comes near its floors, or is below them, with the numbers."""
     free, total, floor = space.free_bytes, space.total_bytes, floor_bytes(policy, space)
-    if total and _near(total - free, total - floor):
+    # A disk that only an absolute floor guards may well be full for the most part.
+    limit = total - floor if policy.keep_free_ratio else 0
+    near = _near(total - free, limit) if limit else free * (1 - NEAR) <= floor
+    if total and near:
         now = f"{_size(free)} ({free / total:.0%}) free of {_size(total)}"
         key = _key(policy, floor)
         yield f"disk of {root}: {now}; {_verb(free, floor)} {_size(floor)} ({key})"
     free, total, floor = space.free_inodes, space.total_inodes, floor_inodes(policy, space)
-    if total and _near(total - free, total - floor):
+    if floor and _near(total - free, total - floor):
         now = f"room for {free} more files of {total}"
         yield f"disk of {root}: {now}; {_verb(free, floor)} {floor} (agent.keep_free_inodes_ratio)"
 

@@ -56,6 +56,11 @@ def test_people_hear_of_a_limit_before_it_bites():
     (low,) = policy.disk_warnings(USUAL, "/x", replace(DISK, free_bytes=8 * GIB))
     assert "8%" in low
     assert "tensors are refused, it is below 10.00 GiB" in low
+    absolute = Policy(1, keep_free_bytes=GIB)
+    assert not list(policy.disk_warnings(absolute, "/x", replace(DISK, free_bytes=6 * GIB)))
+    (tight,) = policy.disk_warnings(absolute, "/x", replace(DISK, free_bytes=5 * GIB))
+    assert "tensors are refused below 1.00 GiB (agent.keep_free_bytes)" in tight
+    assert not list(policy.disk_warnings(absolute, "/x", replace(DISK, free_inodes=1)))
     (few,) = policy.disk_warnings(USUAL, "/x", replace(DISK, free_inodes=99))
     assert "room for 99 more files of 10000; tensors are refused, it is below 100" in few
     capped = replace(USUAL, disk_bytes=10 * GIB, job_bytes=5 * GIB)
