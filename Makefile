@@ -6,8 +6,8 @@ PROTOS := $(wildcard proto/rankdump/*/v1/*.proto)
 PROTO_TOOLS := grpcio-tools==1.62.3 mypy-protobuf==3.6.0 setuptools==75.8.0
 SOURCES := client daemon tests bench examples
 
-.PHONY: setup demo test test-mindspore test-deploy deb check proto \
-  proto-check schema bench bench-peers peers clean
+.PHONY: setup demo test test-mindspore test-deploy soak deb check proto \
+  proto-check schema bench bench-peers peers fuzz clean
 
 setup: .venv/ready
 
@@ -57,6 +57,16 @@ proto-check: build/proto-venv/ready
 # What `rankdump status --json` prints, for scripts; a test compares.
 schema: setup
 	$(BIN)/python tests/suites/status_schema.py > docs/status.schema.json
+
+# Every fault at once for minutes, on two agents, a coordinator and eight ranks; what it counted goes
+# to build/soak.json. Needs `unshare -rm`. ONLY="kill_agent cut" plays these kinds alone.
+SEED ?= 1
+SECONDS ?= 600
+FAULTS ?= 500
+soak: setup
+	mkdir -p build
+	PYTHONPATH=tests:client:daemon $(BIN)/python -m faults --seed $(SEED) --seconds $(SECONDS) \
+	  --faults $(FAULTS) $(if $(ONLY),--only $(ONLY)) --json > build/soak.json
 
 bench: setup
 	$(BIN)/python -m bench all --json
@@ -115,6 +125,23 @@ test-deploy: setup
 	  python3-venv python3-seccomp
 	$(MAKE) deb
 	CI=true $(BIN)/python -m pytest tests/deploy
+
+# One decoder, or all of them, under atheris, which has wheels for Python 3.11 to 3.13. What fails is
+# left in build/fuzz; `make test` replays tests/fuzz/corpus.
+FUZZ_PYTHON ?= python3.11
+TARGET ?= $(notdir $(wildcard tests/fuzz/corpus/*))
+SECONDS ?= 600
+build/fuzz-venv/ready: pyproject.toml
+	$(FUZZ_PYTHON) -m venv build/fuzz-venv
+	build/fuzz-venv/bin/python -m pip install --quiet atheris==3.0.0 -e '.[daemon]'
+	touch $@
+
+fuzz: build/fuzz-venv/ready
+	for target in $(TARGET); do \
+	  rm -f build/fuzz/$$target/found-*; \
+	  PYTHONPATH=tests build/fuzz-venv/bin/python -m fuzz.run $$target $(SECONDS) || exit 1; \
+	done
+	! ls build/fuzz/*/found-*
 
 clean:
 	rm -rf build

@@ -18,6 +18,7 @@ from rankdumpd.certs.command import certs
 from rankdumpd.ingest.command import take_over
 from rankdumpd.leash import Leash
 from rankdumpd.lifecycle import Reread
+from rankdumpd.rebuild.command import rebuild as rebuilt
 from rankdumpd.serving import ingest_task, serve_agent, serve_both, serve_coordinator
 from rankdumpd.settings import AgentSettings, Settings, load
 
@@ -130,6 +131,23 @@ def ingest(
         )
         machine.give_way(settings.agent.nice)
         return take_over(task, follow=follow, until_idle_s=until_idle, progress=progress)
+
+    _execute(None, False, serve)
+
+
+@main.command()
+@click.argument("tree", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--state-dir", type=click.Path(path_type=Path), required=True, help="Folder for it.")
+def rebuild(tree: Path, state_dir: Path) -> None:
+    """Make the ledger of an agent anew from a tree, in a folder that has none."""
+
+    def serve(settings: Settings, _reread: Reread) -> int:
+        done = rebuilt(tree.absolute(), state_dir.absolute())
+        click.echo(
+            f"{state_dir}: ledger of {done.sessions} sessions, {done.iterations} iterations, "
+            f"{done.records} tensors"
+        )
+        return 0
 
     _execute(None, False, serve)
 

@@ -36,6 +36,9 @@ class Disk:
 
     def open(self, path, flags, *args, **named):
         text = os.fspath(path)
+        if named.get("dir_fd") is not None:
+            folder = Path(f"/proc/self/fd/{named['dir_fd']}").readlink()
+            text = f"{folder}/{text}"
         if self.error and flags & os.O_CREAT and text.startswith(self._root) and self.only in text:
             raise OSError(self.error, os.strerror(self.error), text)
         return self._open(path, flags, *args, **named)

@@ -230,7 +230,7 @@ class TestFile:
         facts = path.stat()
         assert stat.S_IMODE(facts.st_mode) == 0o660
         assert facts.st_blocks * 512 >= facts.st_size == RING_OFFSET + MIB
-        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o750
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o710
         stream = rank.push().ring(side.put(frames.goodbye(1).SerializeToString()))
         stream.wait_acknowledged(1)
         assert path.exists()

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from rankdump.contract.exchange import RecordHead, SlabPlace
 from rankdump.contract.key import Side, TensorKey
-from rankdump.contract.slab import SlabReader, format_slab, slab_bytes
+from rankdump.contract.slab import Memory, format_slab, slab_bytes
+from rankdump.contract.slab_reader import SlabReader
 from rankdump.ship.depot import Depot
 from rankdump.ship.ring import Ring
 from rankdump.values import Placing
@@ -25,7 +26,7 @@ class Rig:
         with path.open("r+b") as file:
             memory = memoryview(mmap.mmap(file.fileno(), 0))
         format_slab(memory)
-        self.reader = SlabReader(memory)
+        self.reader = SlabReader(Memory(memory))
         self.torn: list[RecordHead] = []
         self.depot = Depot(on_taken=lambda _: None, on_torn=self.torn.append)
         self.ring = Ring(SlabPlace(str(path), memory.nbytes))
@@ -48,4 +49,4 @@ class Rig:
 
     def read(self) -> list[bytes | None]:
         """What the agent finds: the data, or None where it never came."""
-        return [bytes(e.data) if e.whole else None for e in self.reader.entries()]
+        return [bytes(self.reader.data(e)) if e.whole else None for e in self.reader.entries()]

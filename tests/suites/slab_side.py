@@ -9,7 +9,10 @@ import sys
 import time
 from pathlib import Path
 
-from rankdump.contract.slab import SlabWriter
+import xxhash
+
+from rankdump.contract.slab import RING_OFFSET
+from rankdump.contract.slab_writer import SlabWriter
 
 WAIT_S = 60
 
@@ -23,10 +26,18 @@ class SlabSide:
         fcntl.lockf(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self.writer = SlabWriter(self.memory)
 
-    def put(self, frame: bytes, data: bytes = b"", *, whole: bool = True) -> int:
+    def put(
+        self,
+        frame: bytes,
+        data: bytes = b"",
+        *,
+        whole: bool = True,
+        sequence: int = 0,
+        mark: int = 0,
+    ) -> int:
         """Publish one entry as soon as there is room; return the position behind it."""
         deadline = time.monotonic() + WAIT_S
-        while (room := self.writer.reserve(frame, len(data))) is None:
+        while (room := self.writer.reserve(frame, len(data), sequence=sequence, mark=mark)) is None:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"no room after {self.writer.written}")
             time.sleep(0.001)
@@ -41,6 +52,15 @@ class SlabSide:
         """Reserve an entry that will never be finished."""
         if self.writer.reserve(frame, data_bytes) is None:
             raise TimeoutError("no room")
+
+    def seal(self) -> int:
+        """Seal what was published, as a sender does; return the position behind it."""
+        self.writer.seal(self.writer.written, lambda _, data: xxhash.xxh3_128_digest(data))
+        return self.writer.written
+
+    def flip(self, at: int) -> None:
+        """Change one bit of the ring."""
+        self.memory[RING_OFFSET + at] ^= 1
 
     def unlock(self) -> None:
         """Give the lock up: any descriptor of the file would do."""

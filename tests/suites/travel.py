@@ -8,6 +8,7 @@ from rankdump.contract.events import Event, EventColumns, EventKind
 from rankdump.contract.reasons import REASONS
 
 uint32 = st.integers(0, 2**32 - 1)
+uint63 = st.integers(0, 2**63 - 1)
 uint64 = st.integers(0, 2**64 - 1)
 sint64 = st.integers(-(2**63), 2**63 - 1)
 blobs = st.binary(max_size=20)

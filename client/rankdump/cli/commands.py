@@ -19,6 +19,8 @@ COMMANDS = (
     "convert",
     "diff",
     "find-source",
+    "forecast",
+    "fsck",
     "hints",
     "ingest",
     "ls",

@@ -13,8 +13,10 @@ import click
 from rankdump import reader
 from rankdump.cli.ask import agent_status, drain
 from rankdump.cli.daemon import Running, embedded_daemon
+from rankdump.cli.fitting import check_fit
 from rankdump.cli.job import NOT_EXECUTABLE, NOT_FOUND, ending_orderly, run_job
 from rankdump.cli.job_view import finding_lines, urgent_lines
+from rankdump.cli.options import TREE
 from rankdump.cli.ranks import summary_table
 from rankdump.cli.screen import say, show_table, table_width
 from rankdump.cli.tally import sentences, totals
@@ -36,23 +38,42 @@ _DRAIN_TIMEOUT_S = 60.0
     help="What to dump: a data_dump.json or an acl.json.",
 )
 @click.option("--output", type=click.Path(path_type=Path), help="Root of the tree, if not its own.")
+@click.option("--require-fit", is_flag=True, help="Do not start what does not fit on the disk.")
+@click.option(
+    "--observed",
+    metavar="TREE",
+    type=TREE,
+    help="Tree by which --require-fit judges; the one of the configuration by default.",
+)
 @click.option("--keep-daemon-log", is_flag=True, help="Leave the daemon's log behind.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(
-    config: Path | None, output: Path | None, keep_daemon_log: bool, command: tuple[str, ...]
+    *,
+    config: Path | None,
+    output: Path | None,
+    require_fit: bool,
+    observed: Path | None,
+    keep_daemon_log: bool,
+    command: tuple[str, ...],
 ) -> int:
     """Run a command and collect its tensors.
 
     An embedded daemon lives as long as COMMAND, then says what it collected. Without a
     configuration that is what COMMAND itself asks for, as with rankdump.migrator.
 
-    The exit code is the command's own; what rankdump has to say goes to stderr.
+    The exit code is the command's own; what rankdump has to say goes to stderr. With --require-fit
+    it is 1, and COMMAND is not started, where the plan needs more room than there is.
     """
     environ = _with_config(os.environ, config=config, output=output)
     plan = None
     if "RANKDUMP_CONFIG" in environ:
         plan, _ = dialect.load(Path(environ["RANKDUMP_CONFIG"]), environ)
         say((f"rankdump: warning: {text}" for text in plan.warnings), err=True)
+    if require_fit:
+        fault = _unfit(plan, observed)
+        if fault:
+            say([f"rankdump: {fault}"], err=True)
+            return 1
     job_id = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{os.getpid()}"
     with ending_orderly(), embedded_daemon(keep_log=keep_daemon_log) as daemon:
         code = run_job(command, _armed(environ, daemon.address, job_id))
@@ -62,6 +83,12 @@ def run(
     for root in _roots(plan, view):
         say(_oddities(root, job_id), err=True)
     return code
+
+
+def _unfit(plan: DumpPlan | None, observed: Path | None) -> str:
+    if plan is None:
+        raise click.UsageError("--require-fit asks for a configuration: give --config")
+    return check_fit(plan, observed) if plan.enabled else ""
 
 
 def _with_config(

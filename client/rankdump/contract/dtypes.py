@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -87,7 +88,49 @@ def as_stored(name: str, data: memoryview) -> memoryview:
         wide = np.frombuffer(data, dtype="<u2").astype("<u4") << np.uint32(16)
     else:
         wide = _float8_table(name)[np.frombuffer(data, dtype=np.uint8)]
-    return wide.view(np.uint8).reshape(-1).data
+    return _raw(wide)
+
+
+def as_held(name: str, stored: memoryview) -> tuple[memoryview, ...]:
+    """Return the raw elements that these bytes of a file come from: the inverse of `as_stored`.
+
+    None where no element is stored so. Of an 8-bit type with several codes for NaN, all of which
+    are stored as one, the answer is one for each code, as if all NaNs had had that one.
+    """
+    if name not in _WIDENED:
+        return (stored,)
+    words = np.frombuffer(stored, dtype="<u4")
+    if name == "bfloat16":
+        exact = not (words & np.uint32(0xFFFF)).any()
+        return (_raw((words >> np.uint32(16)).astype("<u2")),) if exact else ()
+    table = _float8_table(name)
+    codes = _first_codes(name)
+    at = np.minimum(np.searchsorted(codes.words, words), len(codes.words) - 1)
+    if not np.array_equal(codes.words[at], words):
+        return ()
+    held = codes.bytes[at]
+    undefined = np.isnan(table[held])
+    if not undefined.any():
+        return (_raw(held),)
+    every = np.flatnonzero(np.isnan(table)).astype(np.uint8)
+    return tuple(_raw(np.where(undefined, code, held)) for code in every)
+
+
+class _Codes(NamedTuple):
+    """The words of float32 that an 8-bit type has, sorted, and the first byte of each."""
+
+    words: npt.NDArray[np.uint32]
+    bytes: npt.NDArray[np.uint8]
+
+
+@cache
+def _first_codes(name: str) -> _Codes:
+    words, first = np.unique(_float8_table(name).view("<u4"), return_index=True)
+    return _Codes(words, first.astype(np.uint8))
+
+
+def _raw(elements: npt.NDArray[Any]) -> memoryview:
+    return elements.view(np.uint8).reshape(-1).data
 
 
 @cache

@@ -20,8 +20,11 @@ from rankdump.contract.errors import DamagedError
 _MAGIC = b"\x93NUMPY"
 _ALIGN = 64
 MAX_DIMENSIONS = 64
-_MAX_HEADER_BYTES = 1 << 20
+# As numpy's own limit: making a tree of Python's grammar of it takes a hundred times as much.
+_MAX_HEADER_BYTES = 10_000
 _MOST_REMEMBERED_BYTES = 1 << 10
+_NO_HEADER = re.compile(rb"\\|[0-9][A-Za-z_]")
+"""What is in no header that we read, and makes Python warn whoever runs it."""
 _DESCR = re.compile(r"[<>|=]?(?:b1|[iu][1248]|f[248]|c8|c16)")
 
 
@@ -72,6 +75,8 @@ def parse_header(data: bytes | memoryview) -> NpyHeader:
 
 def _parsed(text: bytes, end: int) -> NpyHeader:
     try:
+        if _NO_HEADER.search(text):
+            raise ValueError
         fields = ast.literal_eval(text.decode("latin-1").strip())
         descr: object = fields["descr"]
         fortran: object = fields["fortran_order"]

@@ -157,8 +157,13 @@ def finding_from_line(line: str) -> Finding:
     try:
         fields = json.loads(line)
         kind, ranks = FindingKind(fields.pop("kind")), tuple(fields.pop("ranks"))
-        return Finding(kind=kind, ranks=ranks, **fields)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        finding = Finding(kind=kind, ranks=ranks, **fields)
+        numbers = (*ranks, finding.iteration, finding.sequence, finding.position)
+        texts = (finding.text, finding.group, finding.name)
+        if set(map(type, numbers)) != {int} or set(map(type, texts)) != {str}:
+            raise ValueError("a number or a text in it is none")
+        return finding
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise DamagedError(f"{line[:80]!r} is no line of findings: {error}") from None
 
 

@@ -98,6 +98,10 @@ class Load:
     disk_total_bytes: int = 0
 
 
+_MOST = (1 << 63) - 1
+"""What agents say of themselves is any number; together it still has to fit into a message."""
+
+
 def total_load(loads: Iterable[Load]) -> Load:
     """Return all that is under way, and the room on the fullest disk that any writes to."""
     all_loads = list(loads)
@@ -105,8 +109,8 @@ def total_load(loads: Iterable[Load]) -> Load:
     known = [load for load in all_loads if load.disk_total_bytes]
     fullest = min(known, key=lambda load: load.disk_free_bytes, default=Load())
     return Load(
-        queued_records=sum(load.queued_records for load in all_loads),
-        queued_bytes=sum(load.queued_bytes for load in all_loads),
+        queued_records=min(_MOST, sum(load.queued_records for load in all_loads)),
+        queued_bytes=min(_MOST, sum(load.queued_bytes for load in all_loads)),
         disk_free_bytes=fullest.disk_free_bytes,
         disk_total_bytes=fullest.disk_total_bytes,
     )

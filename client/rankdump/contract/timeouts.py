@@ -131,7 +131,7 @@ def hints_from_text(text: str) -> tuple[TimeoutHint, ...]:
         if whole["version"] != 1:
             raise DamagedError(f"version {whole['version']!r} is not known")
         return tuple(map(hint_from_json, whole["hints"]))
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise DamagedError(f"no file of hints: {error!r}") from None
 
 
@@ -151,8 +151,10 @@ def hint_from_json(value: Any) -> TimeoutHint:
         rest["limit"] = None if value["limit"] is None else _limit_from_json(value["limit"])
         for name in _NUMBERS:
             rest[name] = int(rest[name])
+        for name in _TEXTS:
+            rest[name] = str(rest[name])
         return TimeoutHint(**rest)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise DamagedError(f"not a hint: {error!r}") from None
 
 
@@ -161,6 +163,7 @@ def _limit_from_json(value: Any) -> TimeoutLimit:
     return TimeoutLimit(str(value["name"]), int(value["limit_us"]), str(value["source"]), ranks)
 
 
+_TEXTS = ("job_id", "group", "backend", "kind", "name", "reason")
 _NUMBERS = (
     "iteration",
     "sequence",

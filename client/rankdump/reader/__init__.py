@@ -14,6 +14,7 @@ from rankdump.reader.hints import read_hints
 from rankdump.reader.ir import Frame, IrOperator
 from rankdump.reader.load import Facts, facts, facts_of, load, load_file
 from rankdump.reader.locate import locate
+from rankdump.reader.observe import disk_room, observe
 from rankdump.reader.order import PublishedOrder, read_order
 from rankdump.reader.query import Filters, Named, Query, selected
 from rankdump.reader.ranges import ranges
@@ -47,6 +48,7 @@ __all__ = [
     "collector_paused",
     "damaged",
     "described",
+    "disk_room",
     "facts",
     "facts_of",
     "findings",
@@ -56,6 +58,7 @@ __all__ = [
     "load_member",
     "locate",
     "named",
+    "observe",
     "open",
     "opened",
     "ranges",

@@ -20,6 +20,8 @@ _FRAME = re.compile(
     r"\s*# (?:inlined:)?In file (?P<file>.+?):(?P<first>[0-9]{1,9})(?:~(?P<last>[0-9]{1,9}))?"
     r"(?:, [0-9]+~[0-9]+)?/(?P<code>.*?)/(?:<~~.*)?\s*"
 )
+_MOST_CHARACTERS = 4096
+"""Of a line with a place; where one ends is found by trying, which takes long in longer ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,7 @@ def parsed(lines: Iterable[str]) -> Iterator[IrOperator]:
                 yield IrOperator(op_type, op_name, tuple(frames))
             op_type, op_name, frames = node[1], "", []
         elif "# In file " in line or "# inlined:In file " in line:
-            frame = _FRAME.fullmatch(line)
+            frame = _FRAME.fullmatch(line) if len(line) <= _MOST_CHARACTERS else None
             if frame:
                 frames.append(_frame(frame))
         elif op_type and not op_name:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from rankdump.contract.exchange import RecordHead
-from rankdump.contract.slab import Reservation
+from rankdump.contract.slab_writer import Reservation
 from rankdump.ship.ring import Ring
 from rankdump.values import Transfer
 

@@ -5,13 +5,14 @@ Knows nothing of gRPC. Copies are made outside the lock.
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 import time
 from collections.abc import Callable
 
 from rankdump.contract.exchange import Declaration, RecordHead
-from rankdump.contract.slab import Reservation
+from rankdump.contract.slab_writer import Reservation
 from rankdump.ship.bell import Bell
 from rankdump.ship.copies import Copies, Copy
 from rankdump.ship.items import Held, Items, Numbered
@@ -19,6 +20,8 @@ from rankdump.ship.link import Link
 from rankdump.ship.ring import Ring
 from rankdump.values import Placing, Staged, TensorSource
 from rankdump.wire.frames import numbered, record_body
+
+logger = logging.getLogger(__name__)
 
 # The agent gives room back without a word while it takes in pieces, so it is looked for.
 ROOM_POLL_S = 0.01
@@ -79,7 +82,7 @@ class Depot:
         body = record_body(head)
         if not ring.fits(len(body), head.byte_count):
             return Placing.ELSEWHERE
-        while (room := self._reserve(ring, body, head.byte_count)) is None:
+        while (room := self._reserve(ring, body, head)) is None:
             if self.ring is not ring or self._catching_up or self.closed:
                 return Placing.ELSEWHERE
             left_s = patience_s()
@@ -106,14 +109,16 @@ class Depot:
             if not begun:
                 self.publish(ring, room, whole=whole)
 
-    def _reserve(self, ring: Ring, body: bytes, data_bytes: int) -> Reservation | None:
+    def _reserve(self, ring: Ring, body: bytes, head: RecordHead) -> Reservation | None:
         with self.changed:
             if self.ring is not ring or self.closed or self.items.bars_the_way:
                 return None
             if self.sender_first:
                 return None
             self._catching_up = False
-            room = ring.reserve(numbered(self.items.last + 1, body), data_bytes)
+            sequence, iteration = self.items.last + 1, head.key.iteration
+            frame = numbered(sequence, body)
+            room = ring.reserve(frame, head.byte_count, sequence=sequence, iteration=iteration)
             if room is not None:
                 if not self.items.outstanding:
                     self._progress_s = time.monotonic()
@@ -174,7 +179,9 @@ class Depot:
             if ring is not None:
                 carried = list(ring.rest(self.items.acknowledged))
                 ring.close()
-            self.items.send_again(carried)
+            lost = self.items.send_again(carried)
+        if lost:
+            logger.warning("rankdump: %d tensors were damaged in shared memory", lost)
 
     def settle(self, ring: Ring, timeout_s: float = math.inf) -> None:
         """Wait until nobody fills an entry of a slab that was given up."""

@@ -28,6 +28,8 @@ class Carried:
     whole: bool
     tensors: int
     """How many tensors hang on it."""
+    checksum: bytes = b""
+    """Of the data, as it was sealed."""
 
 
 Item: TypeAlias = "Staged | Declaration | Carried"
@@ -149,10 +151,22 @@ class Items:
                     taken.append(item)
         return taken
 
-    def send_again(self, carried: Iterable[Numbered] = ()) -> None:
-        """Put what has left without being accounted for at the front again."""
+    def send_again(self, carried: Iterable[Numbered] = ()) -> int:
+        """Put what has left without being accounted for at the front again.
+
+        Numbers that were given and stand nowhere any more leave as blanks; return their tensors.
+        """
         again = [*carried, *self.window, *self.numbered]
+        there = {each.sequence for each in again}
+        missing = [n for n in range(self.acknowledged + 1, self.last + 1) if n not in there]
+        again += [Numbered(n, Carried(blank(n), memoryview(b""), False, 0)) for n in missing]
         for each in again:
             each.gone_bytes = 0
         self.window.clear()
         self.numbered = deque(sorted(again, key=lambda each: each.sequence))
+        return sum(tensors for number, tensors in self._given if number not in there)
+
+
+def blank(sequence: int) -> agent_pb2.Frame:
+    """Return a frame that says nothing, for a number that must not be missing."""
+    return agent_pb2.Frame(sequence=sequence, kernel_arguments=agent_pb2.KernelArguments())

@@ -8,12 +8,18 @@ from dataclasses import dataclass
 from rankdump.contract.errors import RankdumpError
 from rankdump.contract.exchange import CallStacks
 from rankdump.contract.figure_rows import FigureRows
-from rankdump.contract.slab import Reservation
+from rankdump.contract.slab_writer import Reservation
 from rankdump.ship.depot import Depot
 from rankdump.ship.items import Carried, Held, Item, Numbered
 from rankdump.ship.ring import Ring
 from rankdump.values import Staged
-from rankdump.wire.frames import chunk_body, declaration_frame, numbered, record_body
+from rankdump.wire.frames import (
+    checksum_of,
+    chunk_body,
+    declaration_frame,
+    numbered,
+    record_body,
+)
 from rankdump.wire.v1 import agent_pb2
 
 _EMPTY = memoryview(b"")
@@ -35,6 +41,8 @@ class Load:
     """Whether nothing of the item follows."""
     done: Held | None = None
     """What is free with this entry."""
+    iteration: int | None = None
+    """Of a record."""
 
 
 class TooLargeError(RankdumpError):
@@ -92,7 +100,8 @@ class Loader:
             if first.gone_bytes != load.begin:
                 return None
             sequence = first.sequence or items.last + 1
-            room = ring.reserve(numbered(sequence, load.body), len(load.data))
+            frame = numbered(sequence, load.body)
+            room = ring.reserve(frame, len(load.data), sequence=sequence, iteration=load.iteration)
             depot.sender_first = room is None
             if room is None:
                 return None
@@ -119,23 +128,36 @@ def load_of(each: Numbered, ring: Ring) -> Load:
         data = item.data[: item.head.byte_count]
         body = record_body(item.head)
         if ring.fits(len(body), len(data)):
-            return Load(body, data, done=item)
-        return _piece(each, body, data, ring)
+            return Load(body, data, done=item, iteration=item.head.key.iteration)
+        if not each.gone_bytes:
+            body = record_body(item.head, checksum_of(data))
+        return _piece(each, body, data, ring, item.head.key.iteration)
     if isinstance(item, Carried):
-        frame = agent_pb2.Frame()
-        frame.CopyFrom(item.frame)
-        frame.ClearField("sequence")
-        body = frame.SerializeToString()
-        if not item.whole:
-            return Load(body, _EMPTY, whole=False)
-        if ring.fits(len(body), len(item.data)):
-            return Load(body, item.data)
-        return _piece(each, body, item.data, ring)
+        return _load_again(each, item, ring)
     done = item if isinstance(item, (FigureRows, CallStacks)) else None
     return Load(declaration_frame(0, item).SerializeToString(), _EMPTY, done=done)
 
 
-def _piece(each: Numbered, body: bytes, data: memoryview, ring: Ring) -> Load:
+def _load_again(each: Numbered, item: Carried, ring: Ring) -> Load:
+    frame = agent_pb2.Frame()
+    frame.CopyFrom(item.frame)
+    frame.ClearField("sequence")
+    iteration = None
+    if frame.HasField("record"):
+        iteration = frame.record.iteration
+        # It may have been damaged where it lay, so it keeps what it was sealed with.
+        frame.record.checksum = item.frame.record.checksum or item.checksum
+    body = frame.SerializeToString()
+    if not item.whole:
+        return Load(body, _EMPTY, whole=False, iteration=iteration)
+    if ring.fits(len(body), len(item.data)):
+        return Load(body, item.data, iteration=iteration)
+    return _piece(each, body, item.data, ring, iteration)
+
+
+def _piece(
+    each: Numbered, body: bytes, data: memoryview, ring: Ring, iteration: int | None
+) -> Load:
     begin = each.gone_bytes
     end = min(begin + ring.piece_bytes, len(data))
     return Load(
@@ -144,4 +166,5 @@ def _piece(each: Numbered, body: bytes, data: memoryview, ring: Ring) -> Load:
         begin=begin,
         cuts=True,
         last=end == len(data),
+        iteration=None if begin else iteration,
     )

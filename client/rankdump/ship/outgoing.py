@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from rankdump.ship.bell import BATCH_ENTRIES
 from rankdump.ship.depot import ROOM_POLL_S, Depot
-from rankdump.ship.items import Carried, Held, Numbered
+from rankdump.ship.items import Carried, Held, Numbered, blank
 from rankdump.ship.loading import Loader
 from rankdump.ship.ring import Ring
 from rankdump.values import Staged
@@ -15,7 +15,6 @@ from rankdump.wire.frames import batches, declaration_frame, filled_frames, reco
 from rankdump.wire.v1 import agent_pb2
 
 TICK_S = 0.5
-_DAMAGED = agent_pb2.KernelArguments()
 
 
 class Outgoing:
@@ -85,14 +84,18 @@ class Outgoing:
             with depot.changed:
                 if self._stream != stream or depot.ring is not ring:
                     return None
-                if ring.written != rung:
-                    if not self.closing:
-                        depot.bell.gather()
-                    return ring.written
-                busy = depot.items.unsent or depot.copies.any
-                if self.closing and not busy:
-                    return None
-                depot.bell.wait(ROOM_POLL_S if busy else TICK_S)
+                if ring.written == rung:
+                    busy = depot.items.unsent or depot.copies.any
+                    if self.closing and not busy:
+                        return None
+                    depot.bell.wait(ROOM_POLL_S if busy else TICK_S)
+                    continue
+                if not self.closing:
+                    depot.bell.gather()
+            # Here, because no training thread waits for it.
+            written = ring.written
+            ring.seal(written)
+            return written
 
     def _tick(self) -> None:
         now_s = time.monotonic()
@@ -114,7 +117,6 @@ def frames_of(each: Numbered) -> Iterator[agent_pb2.Frame]:
     if not isinstance(item, Carried):
         return iter((declaration_frame(each.sequence, item),))
     if item.whole:
-        return filled_frames(item.frame, item.data)
-    # The stream has no word for a record without its bytes; its number must not be missing.
-    blank = agent_pb2.Frame(sequence=each.sequence, kernel_arguments=_DAMAGED)
-    return iter((blank,))
+        return filled_frames(item.frame, item.data, item.checksum)
+    # The stream has no word for a record without its bytes.
+    return iter((blank(each.sequence),))

@@ -6,11 +6,15 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 
+from rankdump.contract.errors import DamagedError
 from rankdump.contract.exchange import SlabPlace
-from rankdump.contract.slab import Reservation, SlabReader, SlabWriter
+from rankdump.contract.slab import Memory
+from rankdump.contract.slab_reader import Entry, SlabReader
+from rankdump.contract.slab_writer import Reservation, SlabWriter
 from rankdump.ship.items import Carried, Numbered
 from rankdump.ship.mapping import Mapping
 from rankdump.values import TensorSource, Transfer
+from rankdump.wire.frames import checksum_of
 from rankdump.wire.v1 import agent_pb2
 
 logger = logging.getLogger(__name__)
@@ -66,9 +70,15 @@ class Ring:
         """Return whether a frame without its number and its data can ever go in as one entry."""
         return self._writer.fits(body_bytes + _NUMBER_BYTES, data_bytes)
 
-    def reserve(self, frame: bytes, data_bytes: int) -> Reservation | None:
-        """Take room for a numbered frame; None when there is none now."""
-        return self._writer.reserve(frame, data_bytes)
+    def reserve(
+        self, frame: bytes, data_bytes: int, *, sequence: int, iteration: int | None
+    ) -> Reservation | None:
+        """Take room for a numbered frame; None when there is none now.
+
+        The iteration is that of a record: it is counted there should its frame be damaged.
+        """
+        mark = 0 if iteration is None else iteration + 1
+        return self._writer.reserve(frame, data_bytes, sequence=sequence, mark=mark)
 
     def begin_copy(self, source: TensorSource, target: memoryview) -> Transfer | None:
         """Let the tensor's accelerator copy into a part of this slab; None when it cannot.
@@ -97,6 +107,10 @@ class Ring:
         else:
             self._writer.abandon(room)
 
+    def seal(self, position: int) -> None:
+        """Put checksums to what was published before a position; for the sender."""
+        self._writer.seal(position, self._digest)
+
     def cut(self, sequence: int, first: Reservation) -> None:
         """Note that a record enters in pieces, which the agent releases one by one."""
         released = self._writer.released
@@ -113,11 +127,14 @@ class Ring:
 
         Nothing may be written any more. The data stays where it is.
         """
-        for entry in SlabReader(self._mapping.memory).entries():
-            frame = agent_pb2.Frame.FromString(bytes(entry.frame))
-            if frame.sequence > acknowledged and frame.sequence not in self._cut_from:
-                carried = Carried(frame, entry.data, entry.whole, _tensors(frame))
-                yield Numbered(frame.sequence, carried)
+        reader = SlabReader(Memory(self._mapping.memory))
+        try:
+            for entry in reader.entries():
+                frame = None if entry.damaged else agent_pb2.Frame.FromString(bytes(entry.frame))
+                if frame and frame.sequence > acknowledged and frame.sequence not in self._cut_from:
+                    yield Numbered(frame.sequence, _carried(frame, entry, reader))
+        except DamagedError as error:
+            logger.warning("rankdump: shared memory was damaged: %s", error)
 
     def close(self) -> None:
         """Let the agent know that nothing more comes."""
@@ -125,6 +142,15 @@ class Ring:
             self._unpin()
             self._unpin = None
         self._mapping.close()
+
+    def _digest(self, sequence: int, data: memoryview) -> bytes:
+        # A record in pieces says itself what all of it is known by.
+        return b"" if not data or sequence in self._cut_from else checksum_of(data)
+
+
+def _carried(frame: agent_pb2.Frame, entry: Entry, reader: SlabReader) -> Carried:
+    data = reader.data(entry)
+    return Carried(frame, data, entry.whole, _tensors(frame), entry.digest)
 
 
 def _tensors(frame: agent_pb2.Frame) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 from rankdump.contract.errors import ProtocolError
 from rankdump.contract.events import COLUMN_TYPES, Column, EventColumns, EventKind, ProcessGroup
 from rankdump.wire.fields import utf8
-from rankdump.wire.limits import check_count, check_text, sendable
+from rankdump.wire.limits import LIMIT, check_count, check_text, sendable
 from rankdump.wire.v1 import events_pb2
 
 MAX_EVENTS = 1 << 20
@@ -94,7 +94,10 @@ def _packed(column: Column, code: str) -> bytes:
 
 
 def _column(message: events_pb2.EventColumns, field: str, count: int) -> Column:
-    return _unpacked(field, getattr(message, field), COLUMN_TYPES[field], count)
+    column = _unpacked(field, getattr(message, field), COLUMN_TYPES[field], count)
+    if COLUMN_TYPES[field] == "u8" and column.max(initial=0) >= LIMIT:
+        raise ProtocolError(f"event column {field} with a number over {LIMIT - 1}")
+    return column
 
 
 def _unpacked(field: str, data: bytes, code: str, count: int) -> Column:

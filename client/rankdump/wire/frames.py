@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+import xxhash
+
 from rankdump.contract.events import EventColumns
 from rankdump.contract.exchange import (
     CallStacks,
@@ -34,9 +36,15 @@ def record_frames(sequence: int, head: RecordHead, data: memoryview) -> Iterator
     return filled_frames(frame, data[: head.byte_count])
 
 
-def filled_frames(frame: agent_pb2.Frame, data: memoryview) -> Iterator[agent_pb2.Frame]:
-    """Yield a frame whose data lay beside it, as in a slab, with the data in it and in chunks."""
+def filled_frames(
+    frame: agent_pb2.Frame, data: memoryview, checksum: bytes = b""
+) -> Iterator[agent_pb2.Frame]:
+    """Yield a frame whose data lay beside it, as in a slab, with the data in it and in chunks.
+
+    The checksum is that under which the data lay there; without one it is made here.
+    """
     if data:
+        frame.record.checksum = frame.record.checksum or checksum or checksum_of(data)
         frame.record.data = bytes(data[:CHUNK_BYTES])
     yield frame
     for offset in range(CHUNK_BYTES, len(data), CHUNK_BYTES):
@@ -45,9 +53,19 @@ def filled_frames(frame: agent_pb2.Frame, data: memoryview) -> Iterator[agent_pb
         yield agent_pb2.Frame(sequence=frame.sequence, chunk=chunk)
 
 
-def record_body(head: RecordHead) -> bytes:
-    """Return a record's frame for a slab, without its number."""
-    return agent_pb2.Frame(record=record_to_wire(head, b"")).SerializeToString()
+def checksum_of(data: memoryview) -> bytes:
+    """Return what a record's bytes are known by on their way: their xxh3-128."""
+    return xxhash.xxh3_128_digest(data)
+
+
+def record_body(head: RecordHead, checksum: bytes = b"") -> bytes:
+    """Return a record's frame for a slab, without its number.
+
+    Its checksum is of all of its data, where not all stands in one entry.
+    """
+    record = record_to_wire(head, b"")
+    record.checksum = checksum
+    return agent_pb2.Frame(record=record).SerializeToString()
 
 
 def chunk_body(offset: int) -> bytes:

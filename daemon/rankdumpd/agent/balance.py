@@ -10,6 +10,8 @@ from rankdump.contract.exchange import IterationEnd, SessionRequest
 from rankdump.contract.status import IterationStatus, SessionState, SessionStatus
 from rankdumpd.agent.values import CountRow, EndRow, Fate, Judged, Outcome
 
+_MOST = (1 << 63) - 1
+
 
 @dataclass(slots=True)
 class Tally:
@@ -59,14 +61,14 @@ class Tally:
             rank=request.rank,
             iteration=iteration,
             complete=self.complete,
-            expected=self.expected,
+            expected=_told(self.expected),
             stored=self.kept[Fate.STORED],
             linked=self.kept[Fate.LINKED],
             degraded=self.kept[Fate.DEGRADED],
-            dropped={reason: count for reason, count in self.dropped.items() if count},
-            bytes_in=self.bytes_in,
+            dropped={reason: _told(count) for reason, count in self.dropped.items() if count},
+            bytes_in=_told(self.bytes_in),
             bytes_stored=self.bytes_stored,
-            stall_us=self.stall_us,
+            stall_us=_told(self.stall_us),
             first_position=self.positions[0],
             last_position=self.positions[1],
         )
@@ -135,6 +137,11 @@ def findings(session: SessionStatus, iterations: Sequence[IterationStatus]) -> l
     if session.state is SessionState.CLOSED and not kept and not explained:
         found.append(f"rank {session.rank} collected nothing: {_why_nothing(session, iterations)}")
     return found
+
+
+def _told(total: int) -> int:
+    """Return a sum of what a rank said as a message and a column can hold it."""
+    return min(total, _MOST)
 
 
 def _ended(row: EndRow) -> IterationEnd:

@@ -7,8 +7,10 @@ import xxhash
 from rankdump.codec import Codec
 from rankdump.codec.packing import pack, pack_each
 from rankdump.contract import dtypes, npy, statistics
+from rankdump.contract.exchange import RecordHead
 from rankdump.contract.layout.layouts import Layout
 from rankdumpd.agent.binhead import bin_head
+from rankdumpd.agent.elements import loaded
 from rankdumpd.agent.members import BinTensor
 from rankdumpd.agent.values import Encoded, Examined, Parcel
 
@@ -18,8 +20,14 @@ def examine(parcel: Parcel, items: tuple[str, ...] | None, *, exact: bool = Fals
 
     `items` is None for no figures; with `exact` these have all their digits.
     """
-    digest = xxhash.xxh3_128_hexdigest(parcel.data)
-    return Examined(parcel.ticket, parcel.head, digest, _figures(parcel, items, exact))
+    data = loaded(parcel.data)
+    digest = xxhash.xxh3_128_hexdigest(data)
+    return Examined(parcel.ticket, parcel.head, digest, _figures(parcel.head, data, items, exact))
+
+
+def is_corrupted(parcel: Parcel, record: Examined) -> bool:
+    """Return whether the elements are not those that the rank sent; `record` is they, examined."""
+    return bool(parcel.checksum) and parcel.checksum.hex() != record.digest
 
 
 def encode(parcel: Parcel, record: Examined, codec: Codec) -> Encoded:
@@ -29,7 +37,7 @@ def encode(parcel: Parcel, record: Examined, codec: Codec) -> Encoded:
     """
     head = parcel.head
     header = npy.header(dtypes.element_type(head.dtype).descr, head.shape)
-    packed = pack(codec, (header, dtypes.as_stored(head.dtype, parcel.data)))
+    packed = pack(codec, (header, dtypes.as_stored(head.dtype, loaded(parcel.data))))
     return Encoded(record, packed.suffix, packed.parts)
 
 
@@ -39,14 +47,15 @@ def encode_bin(parcel: Parcel, record: Examined, codec: Codec, layout: Layout) -
     tensor = BinTensor(key.side, key.slot, head.dtype, head.shape, head.byte_count)
     header = bin_head(key.op_name, key.timestamp_us, (tensor,), layout)
     start = pack_each(codec, (header,))
-    elements = pack_each(codec, (parcel.data,))
+    elements = pack_each(codec, (loaded(parcel.data),))
     parts = (*start.parts, *elements.parts)
     return Encoded(record, start.suffix, parts, head_bytes=sum(map(len, start.parts)))
 
 
-def _figures(parcel: Parcel, items: tuple[str, ...] | None, exact: bool) -> tuple[str, ...] | None:
-    head = parcel.head
+def _figures(
+    head: RecordHead, data: memoryview, items: tuple[str, ...] | None, exact: bool
+) -> tuple[str, ...] | None:
     # MindSpore writes no row for a tensor without elements or with complex ones (3.5).
     if items is None or not head.byte_count or not statistics.countable(head.dtype):
         return None
-    return statistics.figures(items, head.dtype, parcel.data, exact=exact)
+    return statistics.figures(items, head.dtype, data, exact=exact)

@@ -1,12 +1,12 @@
-"""What is done to single files, by descriptor or by path."""
+"""What is done to single files, by descriptor."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from rankdump.codec import Buffer
 
@@ -14,6 +14,9 @@ WriteAll = Callable[[int, Sequence[Buffer]], None]
 """Writes all parts to an open file."""
 
 _JOINED_BYTES = 64 << 10
+_NO_REPLACE = 1
+"""RENAME_NOREPLACE of renameat2(2); glibc has it since 2.28, musl does not."""
+_renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
 _LOOK_BACK_BYTES = 4096
 _KERNEL_BYTES = 1 << 30
 """What the kernel is asked to copy at once."""
@@ -69,32 +72,22 @@ def cut_torn(descriptor: int) -> int:
     return end
 
 
-def discard(path: str) -> None:
-    """Remove a file, if that is possible."""
+def rename_new(present: str, name: str, at: int) -> None:
+    """Rename a file within an open folder; FileExistsError when something has that name already.
+
+    At one blow where kernel and disk can do that; else by a second name and the end of the first.
+    """
+    if _renameat2 is not None:
+        if not _renameat2(at, os.fsencode(present), at, os.fsencode(name), _NO_REPLACE):
+            return
+        code = ctypes.get_errno()
+        if code not in _NOT_HERE:
+            raise OSError(code, os.strerror(code), name)
+    os.link(present, name, src_dir_fd=at, dst_dir_fd=at, follow_symlinks=False)
+    discard(present, at)
+
+
+def discard(name: str, folder: int) -> None:
+    """Remove a file of an open folder, if that is possible."""
     with contextlib.suppress(OSError):
-        os.unlink(path)
-
-
-def sync_folder(path: Path) -> None:
-    """Make the names in a folder survive a power loss."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def make_folders(folder: Path, mode: int, *, synced: bool) -> None:
-    """Make a folder and those above it, where they are not there, with that mode."""
-    missing: list[Path] = []
-    while not folder.is_dir():
-        missing.append(folder)
-        folder = folder.parent
-    for path in reversed(missing):
-        try:
-            path.mkdir()
-        except FileExistsError:
-            continue
-        path.chmod(mode)
-        if synced:
-            sync_folder(path.parent)
+        os.unlink(name, dir_fd=folder)

@@ -13,6 +13,7 @@ from rankdump.wire.v1 import agent_pb2
 from rankdumpd.agent.admit import Admission
 from rankdumpd.agent.budget import Budget
 from rankdumpd.agent.committer import Committer, Done, cost_bytes
+from rankdumpd.agent.elements import Elements
 from rankdumpd.agent.pipeline import Workers
 from rankdumpd.agent.policy import Room
 from rankdumpd.agent.receive import Assembler, Received
@@ -86,9 +87,7 @@ class Intake:
         """Whether more of the last record has to come."""
         return self._assembler.within_record
 
-    def take(
-        self, frame: agent_pb2.Frame, data: memoryview | None = None, *, lost: str = ""
-    ) -> None:
+    def take(self, frame: agent_pb2.Frame, data: Elements | None = None, *, lost: str = "") -> None:
         """Take a frame whose data may stand elsewhere; `lost` says why that data never came.
 
         ResendError when a frame is missing, or for the first few times that one cannot be read.

@@ -2,36 +2,48 @@
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from google.protobuf.message import DecodeError
 
 from rankdump.contract.errors import ProtocolError, RankdumpError, UnavailableError
-from rankdump.contract.slab import Entry, SlabReader
+from rankdump.contract.slab_reader import Entry, SlabReader
 from rankdump.wire.v1 import agent_pb2
-from rankdumpd.agent.intake import Intake
+from rankdumpd.agent.elements import CORRUPTED, Elements
+from rankdumpd.agent.intake import SMALL_BYTES, Intake
 from rankdumpd.agent.slabs.file import Slab
 from rankdumpd.agent.slabs.releases import Releases
 
 COPY_FAILED = "copy_failed"
 TORN = "torn"
 
+_log = logging.getLogger(__name__)
+
 
 class Ring:
     """One slab of a session, across its streams; a fault in it is final.
 
-    A record's data stays in the slab until it is committed. Pieces of a larger one are copied out
-    and released at once: it need not fit.
+    A record's data stays in the slab until it is committed; what is written is a copy. Pieces of a
+    larger one are released at once: it need not fit. An entry whose frame is not the one that was
+    sealed costs what hangs on it, and no other.
     """
 
-    def __init__(self, slab: Slab, intake: Intake, *, acknowledged: int) -> None:
-        """Begin where the slab is released to; DamagedError when it is none."""
+    def __init__(
+        self, slab: Slab, intake: Intake, *, acknowledged: int, trouble: Callable[[str], object]
+    ) -> None:
+        """Begin where the slab is released to; DamagedError when it is none.
+
+        `trouble` hears of what people should know.
+        """
         self.slab = slab
-        self._reader = SlabReader(slab.memory)
-        self._intake = intake
+        self._reader = SlabReader(slab)
+        self._intake, self._trouble = intake, trouble
         self._releases = Releases(acknowledged)
         self._fault: RankdumpError | None = None
+        self._given_up = 0
+        """Number of the record in pieces of which one was damaged."""
         # Held while there is no room for more, so the way to make room must not need it.
         self._reading = threading.Lock()
         self._releasing = threading.Lock()
@@ -109,13 +121,43 @@ class Ring:
                 self._release()
 
     def _take_one(self, entry: Entry, lost: str) -> None:
-        frame = _frame(entry)
-        self._intake.take(frame, entry.data, lost=lost)
-        copied = self._intake.within_record or frame.HasField("chunk")
+        frame = self._stand_in(entry) if entry.damaged else _frame(entry)
+        pieced = frame.HasField("chunk")
+        if not pieced or frame.sequence != self._given_up:
+            if entry.digest and frame.HasField("record"):
+                frame.record.checksum = entry.digest
+            lost = CORRUPTED if entry.damaged else lost
+            data = memoryview(b"") if entry.damaged else self._data(entry)
+            self._intake.take(frame, data, lost=lost)
+        copied = self._intake.within_record or pieced
         with self._releasing:
             self._releases.add(frame.sequence, entry.end, copied=copied)
             if copied:
                 self._release()
+
+    def _data(self, entry: Entry) -> Elements:
+        # What is small is there already; for what is large there may be no room yet.
+        if entry.data_bytes <= SMALL_BYTES:
+            return self._reader.data(entry)
+        return self.slab.beside(entry.data_at, entry.data_bytes)
+
+    def _stand_in(self, entry: Entry) -> agent_pb2.Frame:
+        """Return what is taken for a frame that cannot be read: a record that is lost, where the
+        rank said that it was one.
+        """
+        number = entry.sequence
+        _log.error("slab %s: frame %d was damaged", self.slab.path, number)
+        self._trouble("frames were damaged in its slab")
+        if self._intake.within_record and number == self._intake.last_sequence:
+            self._intake.cut_off(CORRUPTED)
+            self._given_up = number
+        elif entry.mark:
+            self._given_up = number
+            record = agent_pb2.Record(kind=_UNREADABLE, iteration=entry.mark - 1)
+            return agent_pb2.Frame(sequence=number, record=record)
+        if number == self._given_up:
+            return agent_pb2.Frame(sequence=number, chunk=agent_pb2.Chunk())
+        return agent_pb2.Frame(sequence=number, kernel_arguments=agent_pb2.KernelArguments())
 
     def _release(self) -> None:
         position = self._releases.pop()
@@ -126,6 +168,16 @@ class Ring:
         except ValueError as error:
             # The rank wrote over the agent's own number.
             self._fault = ProtocolError(f"slab {self.slab.path}: {error}")
+
+
+_UNREADABLE = agent_pb2.TensorKind(
+    op_type="unreadable",
+    op_name="unreadable",
+    side=agent_pb2.SIDE_OUTPUT,
+    dtype="uint8",
+    shape=[1],
+    byte_count=1,
+).SerializeToString()
 
 
 def _frame(entry: Entry) -> agent_pb2.Frame:

@@ -79,6 +79,7 @@ class Rings:
                 request.session_id,
                 wanted_bytes=session.plan.delivery.buffer_bytes,
                 sessions=self._live_sessions() + 1,
+                secret_hash=request.secret.hex(),
             )
         except ExhaustedError as error:
             session.trouble(f"rank {request.rank}: its frames travel on the stream: {error}")
@@ -91,7 +92,8 @@ class Rings:
         for session in sessions:
             slab = None
             try:
-                slab = self._slabs.find(session.request.session_id)
+                request = session.request
+                slab = self._slabs.find(request.session_id, secret_hash=request.secret.hex())
                 if slab:
                     self._hold(session, slab)
             except RankdumpError as error:
@@ -180,7 +182,12 @@ class Rings:
         self._changed(session)
 
     def _hold(self, session: Session, slab: Slab) -> None:
-        ring = Ring(slab, self._intake(session), acknowledged=session.acknowledged)
+        ring = Ring(
+            slab,
+            self._intake(session),
+            acknowledged=session.acknowledged,
+            trouble=lambda said: session.trouble(f"rank {session.request.rank}: {said}"),
+        )
         with self._lock:
             self._held[session.request.session_id] = _Held(session, ring, self._clock())
         session.attach(ring)

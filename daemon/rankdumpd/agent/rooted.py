@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rankdump.codec import Buffer
-from rankdumpd.agent.files import make_folders
+from rankdumpd.agent.folders import Folders
 
 READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
-_MAX_CHECKED = 4096
-
-
-class OutsideRootError(OSError):
-    """A folder of the tree leads out of it."""
 
 
 class Rooted:
@@ -23,12 +17,11 @@ class Rooted:
 
     def __init__(self, root: str, *, folder_mode: int, synced: bool) -> None:
         self.root = Path(root)
-        self._folder_mode, self._synced = folder_mode, synced
-        self._checked: dict[str, Path] = {}
+        self._folders = Folders(self.root, mode=folder_mode, synced=synced)
 
     def make(self, folder: str) -> None:
         """Make a folder and those above it, where they are not there."""
-        self.make_way(self.path_of(folder))
+        self._folders.open(folder, make=True)
 
     def lines(self, folder: str, name: str) -> list[str]:
         """Return the whole lines of a small file of lines; none when it is not there."""
@@ -37,7 +30,7 @@ class Rooted:
     def each_line(self, folder: str, name: str) -> Iterator[str]:
         """Yield the whole lines of a file of lines, of which one at a time is held."""
         try:
-            descriptor = os.open(self.path_of(folder) / name, READ)
+            descriptor = self._open(folder, name)
         except FileNotFoundError:
             return
         with os.fdopen(descriptor, encoding="utf-8", errors="replace", newline="\n") as file:
@@ -47,31 +40,22 @@ class Rooted:
 
     def has(self, folder: str, name: str) -> bool:
         """Return whether something of that name is there."""
-        return os.path.lexists(self.path_of(folder) / name)
+        try:
+            where = self._folders.open(folder)
+            os.stat(name, dir_fd=where.number, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return True
 
     def holds(self, folder: str, name: str, parts: Sequence[Buffer]) -> bool:
         """Return whether a file is there and holds just these bytes."""
         try:
-            descriptor = os.open(self.path_of(folder) / name, READ)
+            descriptor = self._open(folder, name)
         except FileNotFoundError:
             return False
         with os.fdopen(descriptor, "rb") as file:
             return all(file.read(len(part)) == part for part in parts) and not file.read(1)
 
-    def path_of(self, folder: str) -> Path:
-        """Return a folder's path; OutsideRootError when it leads out of the root."""
-        known = self._checked.get(folder)
-        if known:
-            return known
-        where = self.root / folder
-        real, root = where.resolve(), self.root.resolve()
-        if not real.is_relative_to(root):
-            raise OutsideRootError(errno.EXDEV, f"folder leads to {real}, outside {root}", where)
-        if len(self._checked) >= _MAX_CHECKED:
-            self._checked.clear()
-        self._checked[folder] = where
-        return where
-
-    def make_way(self, folder: Path) -> None:
-        """Make a folder and those above it, with the mode of the tree."""
-        make_folders(folder, self._folder_mode, synced=self._synced)
+    def _open(self, folder: str, name: str) -> int:
+        where = self._folders.open(folder)
+        return os.open(name, READ, dir_fd=where.number)

@@ -8,27 +8,21 @@ import os
 import stat
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 
 from rankdump.codec import Buffer
-from rankdumpd.agent.files import (
-    WriteAll,
-    copy_end,
-    cut_torn,
-    discard,
-    sync_folder,
-    write_all,
-)
+from rankdumpd.agent.elements import Descriptor
+from rankdumpd.agent.files import WriteAll, cut_torn, discard, rename_new, write_all
+from rankdumpd.agent.folders import sync_folder
+from rankdumpd.agent.growing import Growing, stamp_of
 from rankdumpd.agent.members import Piece
-from rankdumpd.agent.rooted import READ, Rooted
 from rankdumpd.agent.values import Original, Stamp
 
-_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _CHANGE = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 _APPEND = _CHANGE | os.O_APPEND
+_LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class Tree(Rooted):
+class Tree(Growing):
     """One root with its modes; safe to use from several threads."""
 
     def __init__(
@@ -42,12 +36,16 @@ class Tree(Rooted):
         write: WriteAll = write_all,
     ) -> None:
         """`growing_mode` is that of files to which is added, where it is another one."""
-        super().__init__(root, folder_mode=folder_mode, synced=synced)
+        super().__init__(
+            root,
+            file_mode=file_mode,
+            folder_mode=folder_mode,
+            growing_mode=file_mode if growing_mode is None else growing_mode,
+            synced=synced,
+            write=write,
+        )
         self.kind = f"{os.path.realpath(root)}:{file_mode:o}:{synced}"
         """Trees of one kind may link each other's files: root, mode and durability agree."""
-        self._file_mode = file_mode
-        self._growing_mode = file_mode if growing_mode is None else growing_mode
-        self._write = write
         self._append_lock = threading.Lock()
 
     def put(
@@ -58,8 +56,11 @@ class Tree(Rooted):
         Nobody else may use the same mark at the same time: what a crash left under it is removed.
         FileExistsError where it `replaces` none and something has its name already.
         """
-        place = os.rename if replaces else os.link
-        return self._grow(folder, name, mark, lambda opened: self._write(opened, parts), place)
+
+        def fill(opened: int) -> None:
+            self._write(opened, parts)
+
+        return self._grow(folder, name, mark, fill, replaces=replaces)
 
     def join(
         self, folder: str, name: str, head: bytes, pieces: Sequence[Piece], *, mark: str
@@ -79,172 +80,97 @@ class Tree(Rooted):
     def move(self, path: str, name: str) -> None:
         """Give a file another name in its folder; one that has it already keeps it."""
         folder, _, present = path.rpartition("/")
-        where = self.path_of(folder)
+        where = self._folders.open(folder)
         try:
-            os.rename(where / present, where / name)
+            os.rename(present, name, src_dir_fd=where.number, dst_dir_fd=where.number)
         except FileNotFoundError:
-            if not os.path.lexists(where / name):
+            if not self.has(folder, name):
                 raise
         if self._synced:
             sync_folder(where)
 
     def remove(self, paths: Iterable[str]) -> None:
         """Remove files, those that are gone already included."""
-        folders: set[Path] = set()
+        folders: dict[str, Descriptor] = {}
         for path in paths:
             folder, _, name = path.rpartition("/")
-            where = self.path_of(folder)
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(where / name)
-                folders.add(where)
+                where = self._folders.open(folder)
+                os.unlink(name, dir_fd=where.number)
+                folders[folder] = where
         if self._synced:
-            for where in folders:
+            for where in folders.values():
                 sync_folder(where)
 
     def link(self, original: Original, folder: str, name: str, *, mark: str) -> None:
-        """Give a file one more name, at one blow; OSError when it is not as it was written.
+        """Give a file one more name, at one blow; OSError when it is not as it was written, and
+        FileExistsError when something has that name already.
 
         The mark is one of `put`, under the same rule.
         """
-        where = self.path_of(folder)
-        source, temporary = f"{self.root}/{original.path}", f"{where}/.{mark}.tmp"
+        above, _, present = original.path.rpartition("/")
+        source, where = self._folders.open(above), self._folders.open(folder, make=True)
+        temporary, at = f".{mark}.tmp", where.number
+        ends = {"src_dir_fd": source.number, "dst_dir_fd": at}
         try:
-            os.link(source, temporary, follow_symlinks=False)
-        except OSError as error:
-            self._make_way(temporary, error)
-            os.link(source, temporary, follow_symlinks=False)
+            os.link(present, temporary, follow_symlinks=False, **ends)
+        except FileExistsError:
+            os.unlink(temporary, dir_fd=at)
+            os.link(present, temporary, follow_symlinks=False, **ends)
         try:
             # Asked of the new name: the old one may be replaced at any time.
-            facts = os.lstat(temporary)
+            facts = os.stat(temporary, dir_fd=at, follow_symlinks=False)
             mode = stat.S_IFREG | self._file_mode
-            if facts.st_mode != mode or _stamp(facts) != original.stamp:
-                raise OSError(errno.ESTALE, "not the file that was written", source)
-            os.rename(temporary, f"{where}/{name}")
-        finally:
-            # Where the name is a link to the same file already, renaming leaves both names.
-            discard(temporary)
-        if self._synced:
-            sync_folder(where)
+            if facts.st_mode != mode or stamp_of(facts) != original.stamp:
+                raise OSError(errno.ESTALE, "not the file that was written", original.path)
+            rename_new(temporary, name, at)
+        except FileExistsError:
+            discard(temporary, at)
+            # Linked already: it was sent again.
+            if os.stat(name, dir_fd=at, follow_symlinks=False).st_ino != original.stamp.inode:
+                raise
+        except BaseException:
+            discard(temporary, at)
+            raise
+        self._make_sure(where, name, original.stamp)
 
     def claim(self, folder: str, name: str, who: str) -> bool:
         """Put a name down for somebody; return whether it is theirs, now or since earlier."""
-        path = f"{self.path_of(folder)}/{name}"
-        for _ in range(2):
-            try:
-                # A link is there with its text or not at all, on a shared disk as well.
-                os.symlink(who, path)
-            except FileNotFoundError:
-                self.make_way(Path(path).parent)
-            except FileExistsError:
-                break
-        return os.readlink(path) == who
+        where = self._folders.open(folder, make=True)
+        # A link is there with its text or not at all, on a shared disk as well.
+        with contextlib.suppress(FileExistsError):
+            os.symlink(who, name, dir_fd=where.number)
+        return os.readlink(name, dir_fd=where.number) == who
 
     def append_lines(self, folder: str, name: str, lines: Iterable[str]) -> None:
         """Add all of the lines to a file of lines or, after an OSError, none of them.
 
         The file is made when it is not there; a last line that a crash left torn is cut off first.
         """
-        path = self.path_of(folder) / name
         data = "".join(f"{line}\n" for line in lines).encode()
         with self._append_lock:
-            opened = self._open_to_grow(path, _APPEND)
+            opened = self._open_to_grow(folder, name, _APPEND)
             write = self._write
             self._filled(opened, lambda file: write(file, (data,)), self._growing_mode, cut_torn)
 
     def change(self, folder: str, name: str, change: Callable[[int], None]) -> None:
         """Let a file that grows be changed where it stands; made when it is not there."""
         with self._append_lock:
-            opened = self._open_to_grow(self.path_of(folder) / name, _CHANGE)
+            opened = self._open_to_grow(folder, name, _CHANGE)
             self._filled(opened, change, self._growing_mode, lambda _: None)
 
-    def _grow(
-        self,
-        folder: str,
-        name: str,
-        mark: str,
-        fill: Callable[[int], None],
-        place: Callable[[str, str], None] = os.rename,
-    ) -> Stamp:
-        where = self.path_of(folder)
-        temporary = f"{where}/.{mark}.tmp"
-        # With the mode it will have: changing it later would be one more call for every file.
+    def _open_to_grow(self, folder: str, name: str, flags: int) -> int:
+        where = self._folders.open(folder, make=True)
         try:
-            descriptor = os.open(temporary, _CREATE, self._file_mode)
-        except OSError as error:
-            self._make_way(temporary, error)
-            descriptor = os.open(temporary, _CREATE, self._file_mode)
-        try:
-            stamp = self._filled(descriptor, fill, self._file_mode)
-            place(temporary, f"{where}/{name}")
-        except BaseException:
-            discard(temporary)
-            raise
-        if place is not os.rename:
-            discard(temporary)
-        if self._synced:
-            sync_folder(where)
-        return stamp
-
-    def _copy(self, piece: Piece, target: int) -> None:
-        folder, _, name = piece.path.rpartition("/")
-        source = os.open(self.path_of(folder) / name, READ)
-        try:
-            copy_end(source, target, piece.start, piece.length, self._write)
-        finally:
-            os.close(source)
-
-    def _filled(
-        self,
-        descriptor: int,
-        fill: Callable[[int], None],
-        mode: int,
-        mend: Callable[[int], int | None] = lambda _: 0,
-    ) -> Stamp:
-        """Fill a file, then close it; `mend` says what of it stays when that fails."""
-        behind: int | None = None
-        try:
-            behind = mend(descriptor)
-            fill(descriptor)
-            facts = os.fstat(descriptor)
-            # The process may mask bits, and a folder may have rules of its own.
-            if stat.S_IMODE(facts.st_mode) != mode:
-                os.fchmod(descriptor, mode)
-            if self._synced:
-                os.fsync(descriptor)
-            return _stamp(facts)
-        except BaseException:
-            # The next line would become part of a torn one.
-            if behind is not None:
-                with contextlib.suppress(OSError):
-                    os.ftruncate(descriptor, behind)
-            raise
-        finally:
-            os.close(descriptor)
-
-    def _make_way(self, path: str, error: OSError) -> None:
-        """Make the folders of a path, or remove what stands there; raise any other error.
-
-        Folders are nearly always there: asking first would cost a call for every file.
-        """
-        if isinstance(error, FileNotFoundError):
-            self.make_way(Path(path).parent)
-        elif isinstance(error, FileExistsError):
-            os.unlink(path)
-        else:
-            raise error
-
-    def _open_to_grow(self, path: Path, flags: int) -> int:
-        try:
-            return os.open(path, flags, 0o600)
-        except FileNotFoundError:
-            self.make_way(path.parent)
+            return os.open(name, flags, 0o600, dir_fd=where.number)
         except PermissionError:
             # The plan's mode is usually read-only, for the owner too.
-            if not stat.S_ISREG(path.lstat().st_mode):
-                raise
-            path.chmod(self._growing_mode | stat.S_IRUSR | stat.S_IWUSR)
-        return os.open(path, flags, 0o600)
+            self._let_write(name, where)
+        return os.open(name, flags, 0o600, dir_fd=where.number)
 
-
-def _stamp(facts: os.stat_result) -> Stamp:
-    return Stamp(facts.st_ino, facts.st_size, facts.st_mtime_ns)
+    def _let_write(self, name: str, where: Descriptor) -> None:
+        file = Descriptor(os.open(name, _LOOK, dir_fd=where.number))
+        if not stat.S_ISREG(os.fstat(file.number).st_mode):
+            raise PermissionError(errno.EACCES, "no file that may be written", name)
+        # By this name because a descriptor that only looks has no other way to it.
+        os.chmod(f"/proc/self/fd/{file.number}", self._growing_mode | stat.S_IRUSR | stat.S_IWUSR)

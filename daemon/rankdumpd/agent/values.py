@@ -13,6 +13,7 @@ from rankdump.contract.figure_rows import FigureRows
 from rankdump.contract.layout.place import Place
 from rankdump.contract.manifest import ManifestRecord
 from rankdump.contract.status import SessionState
+from rankdumpd.agent.elements import Elements
 from rankdumpd.agent.members import Membership
 
 
@@ -30,8 +31,10 @@ class Parcel:
 
     ticket: Ticket
     head: RecordHead
-    data: memoryview
-    """Elements in C order, little endian; readable as long as the parcel is not committed."""
+    data: Elements
+    """In C order, little endian; readable as long as the parcel is not committed."""
+    checksum: bytes = b""
+    """xxh3-128 of the elements as the rank sent them; empty when it did not say."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,10 @@ from rankdump.contract.exchange import RecordHead
 from rankdump.contract.key import TensorKey
 from rankdump.contract.layout.layouts import Layout
 from rankdump.contract.layout.place import Place, Stand
+from rankdumpd.agent.folders import OutsideRootError
 from rankdumpd.agent.lines import Lines
 from rankdumpd.agent.members import Membership, member_text
 from rankdumpd.agent.names import Names
-from rankdumpd.agent.rooted import OutsideRootError
 from rankdumpd.agent.tree import Tree
 from rankdumpd.agent.values import (
     Encoded,
@@ -30,6 +30,13 @@ from rankdumpd.agent.values import (
 
 NAME_TAKEN = "name_taken"
 """Another tensor of the dump has the name of its file."""
+
+_REASONS = {
+    errno.ENOSPC: "disk_full",
+    errno.EDQUOT: "disk_full",
+    errno.EMFILE: "no_descriptors",
+    errno.ENFILE: "no_descriptors",
+}
 
 _log = logging.getLogger(__name__)
 
@@ -60,10 +67,9 @@ class Writer:
         place = self._place(key, encoded)
         try:
             self._names.note(place)
-            # Where no time is in the name, what has it already may be another tensor.
-            again = self._layout.api is None
             parts, mark = encoded.parts, _mark(record)
-            stamp = self._tree.put(place.folder, place.name, parts, mark=mark, replaces=again)
+            # What has the name already may be another tensor: no name says its session.
+            stamp = self._tree.put(place.folder, place.name, parts, mark=mark, replaces=False)
         except FileExistsError as error:
             if not self._is_there(place, encoded):
                 self._log_once(logging.ERROR, "gives two tensors one name", error, record)
@@ -91,11 +97,11 @@ class Writer:
         place = self._layout.place_of(key, self._stand, codec_of(original.path).suffix)
         if place.path == original.path:
             return None  # sent again: its own file is no other's
-        if self._layout.api is not None and self._tree.has(place.folder, place.name):
-            return None
         try:
             self._names.note(place)
             self._tree.link(original, place.folder, place.name, mark=_mark(record))
+        except FileExistsError:
+            return None
         except OSError as error:
             self._log_once(logging.INFO, "writes copies where it cannot link", error, record)
             return None
@@ -155,4 +161,4 @@ def reason_of(error: OSError) -> str:
     """Return the word under which a failed write is counted."""
     if isinstance(error, OutsideRootError):
         return "outside_root"
-    return "disk_full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "write_error"
+    return _REASONS.get(error.errno or 0, "write_error")

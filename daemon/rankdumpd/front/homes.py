@@ -20,7 +20,9 @@ from pathlib import Path
 
 from rankdump.contract.errors import ConfigError
 from rankdumpd import faults, statefile
+from rankdumpd.agent import slabs
 from rankdumpd.agent.ledger.connection import connect, sole_owner
+from rankdumpd.agent.slabs.place import session_of
 from rankdumpd.front.sharding import worker_of
 
 LEDGER = "ledger.sqlite"
@@ -97,14 +99,14 @@ def bring_home(agent: Home, workers: int, *, group: int, patience_s: float) -> N
             raise ConfigError("agent.state_dir", "", str(agent.state_dir), allowed) from None
 
 
-def make_folder(path: Path, group: int) -> None:
+def make_folder(path: Path, group: int, mode: int = FOLDER_MODE) -> None:
     """Make a folder that a group may enter; one that is there stays as it is."""
     missing = [folder for folder in (path, *path.parents) if not folder.is_dir()]
     for folder in reversed(missing):
         folder.mkdir()
         os.chown(folder, -1, group if folder == path else -1)
         # Whatever the umask is: the socket's folder may be among them.
-        folder.chmod(FOLDER_MODE)
+        folder.chmod(mode if folder == path else FOLDER_MODE)
 
 
 def _clear(source: Home, homes: list[Home]) -> dict[str, int]:
@@ -143,9 +145,9 @@ def _move_slabs(source: Home, home_of: Mapping[str, Home], group: int) -> None:
     if source.slabs is None or not source.slabs.is_dir():
         return
     for slab in sorted(source.slabs.iterdir()):
-        home = home_of.get(slab.stem, source)
+        home = home_of.get(session_of(slab.name), source)
         if home.slabs is not None and home != source:
-            make_folder(home.slabs, group)
+            make_folder(home.slabs, group, slabs.FOLDER_MODE)
             # A rank that maps it goes on with it: it knows the file by its inode.
             slab.rename(home.slabs / slab.name)
 

@@ -126,6 +126,14 @@ def test_entering_twice_changes_nothing(ledger, make_request, make_head, stored)
     assert ledger.unapplied("session") == [b"raw2"]
 
 
+def test_sums_over_63_bits_can_be_read(ledger, make_request, make_head):
+    """Or a rank that declares what never comes would keep its agent from starting again."""
+    ledger.open_session(make_request())
+    lost = [dropped(Ticket("session", n), make_head(byte_count=1 << 62), "torn") for n in (1, 2, 3)]
+    commit(ledger, lost)
+    assert ledger.counts("session") == [CountRow(0, Fate.DROPPED, "torn", 3, (1 << 63) - 1, 0)]
+
+
 def test_rows_survive_another_process(ledger, make_request, make_head, stored, tmp_path):
     """What one ledger committed the next one on the same folder knows."""
     request = make_request(rank=3, world_size=8, host="h\u00e9te")

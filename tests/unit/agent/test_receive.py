@@ -13,6 +13,7 @@ from rankdump.contract.errors import ProtocolError, ResendError
 from rankdump.contract.figure_rows import FigureRows
 from rankdump.contract.selection import YES, Verdict
 from rankdump.wire.v1 import agent_pb2, events_pb2
+from rankdumpd.agent.elements import loaded
 from rankdumpd.agent.receive import Assembler, declaration_again, figure_rows_again
 from rankdumpd.agent.values import Declared, Fate, Judged, Outcome, Parcel
 
@@ -122,7 +123,7 @@ def test_cuts_do_not_matter(cuts):
     *before, last = feed(assembler(), *frames)
     assert before == [None] * len(before)
     assert isinstance(last, Parcel)
-    assert bytes(last.data) == DATA
+    assert loaded(last.data) == DATA
 
 
 @pytest.mark.parametrize(
@@ -408,7 +409,7 @@ class TestSlab:
         memory[:8] = bytes(8)
         parcel = taker.feed(chunk(1, 8, b""), memory[8:])
         assert isinstance(parcel, Parcel)
-        assert bytes(parcel.data) == DATA
+        assert loaded(parcel.data) == DATA
         assert not taker.within_record
 
     @pytest.mark.parametrize(

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import fcntl
 import os
+import stat
 import struct
 from pathlib import Path
 
 import pytest
 
 from rankdump.contract.errors import ConfigError, DamagedError, ExhaustedError
-from rankdump.contract.slab import MIN_RING_BYTES, SlabReader, slab_bytes
+from rankdump.contract.slab import MIN_RING_BYTES, slab_bytes
+from rankdump.contract.slab_reader import SlabReader
 from rankdumpd.agent.slabs import Slabs
 from rankdumpd.agent.slabs.cap import SESSION_BYTES, Cap, share_out
 from rankdumpd.agent.slabs.file import make_slab
-from rankdumpd.agent.slabs.place import folder_for, group_of, in_memory
+from rankdumpd.agent.slabs.place import folder_for, group_of, in_memory, session_of
 from rankdumpd.agent.slabs.releases import Releases
 
 GIB = 1 << 30
@@ -93,21 +95,39 @@ class TestFile:
             slab.check()
 
     def test_memory_outlives_its_file(self, tmp_path: Path):
-        """What is being written is readable until nobody has a view of it."""
+        """What will be written is readable until nobody needs it, and costs no descriptor then."""
         slab = make_slab(tmp_path / "a.slab", slab_bytes(0), group=-1)
-        view = slab.memory[:6]
+        elements = slab.beside(0, 6)
+        number = elements.file.number
         slab.remove()
         slab.remove()
-        del slab
-        assert bytes(view) == b"RDSLAB"
+        assert bytes(elements.load()) == b"RDSLAB"
         assert list(tmp_path.iterdir()) == []
+        with pytest.raises(DamagedError, match="given up"):
+            slab.beside(0, 6)
+        del elements
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(number)
+
+    def test_what_a_rank_cut_short_is_damaged(self, tmp_path: Path):
+        """Also between a look at the size and the reading: no signal, an error."""
+        path = tmp_path / "a.slab"
+        slab = make_slab(path, slab_bytes(0), group=-1)
+        elements = slab.beside(slab.length - 10, 10)
+        os.truncate(path, slab.length - 4)
+        with pytest.raises(DamagedError, match="ends 4 bytes before"):
+            elements.load()
+        os.truncate(path, 0)
+        with pytest.raises(DamagedError, match="ends 8 bytes before"):
+            slab.number(64)
+        slab.close()
 
     def test_a_successor_in_its_place_stays(self, tmp_path: Path):
         """An old slab that is removed late does not take the new one of its session with it."""
         first = make_slab(tmp_path / "a.slab", slab_bytes(0), group=-1)
         second = make_slab(tmp_path / "a.slab", slab_bytes(0), group=-1)
         first.remove()
-        assert (tmp_path / "a.slab").stat().st_ino == os.fstat(second._descriptor).st_ino
+        assert (tmp_path / "a.slab").stat().st_ino == os.fstat(second._opened).st_ino
         second.close()
 
 
@@ -117,7 +137,7 @@ class TestSlabs:
         cap = Cap(SESSION_BYTES + slab_bytes(0) * 3 // 2, 0, 1)
         slabs = Slabs(tmp_path / "s", group=-1, ring_bytes=GIB, cap=cap)
         first = slabs.make("a", wanted_bytes=1, sessions=1)
-        assert SlabReader(first.memory).ring_bytes == MIN_RING_BYTES
+        assert SlabReader(first).ring_bytes == MIN_RING_BYTES
         with pytest.raises(ExhaustedError, match="are left"):
             slabs.make("b", wanted_bytes=1, sessions=1)
         slabs.remove("a", first)
@@ -126,14 +146,48 @@ class TestSlabs:
         slabs.leave()
         assert list(tmp_path.iterdir()) == []
 
-    def test_a_folder_that_another_session_makes_at_that_moment(self, tmp_path: Path, monkeypatch):
-        (tmp_path / "s").mkdir()
-        answers = iter([False])
-        is_dir = Path.is_dir
-        monkeypatch.setattr(Path, "is_dir", lambda self: next(answers, is_dir(self)))
+    def test_one_agent_for_each_folder(self, tmp_path: Path):
+        """A second one is refused and touches nothing; the next one is not."""
+        folder = tmp_path / "s"
+        first = Slabs(folder, group=-1, ring_bytes=GIB, cap=ROOMY)
+        first.make("a", wanted_bytes=1, sessions=1).close()
+        with pytest.raises(ConfigError, match=r"runtime_dir.*no other agent has its slabs"):
+            Slabs(folder, group=-1, ring_bytes=GIB, cap=ROOMY)
+        assert [path.name for path in folder.iterdir()] == ["a.slab"]
+        first.leave()
+        Slabs(folder, group=-1, ring_bytes=GIB, cap=ROOMY).remove_strays(())
+        assert list(folder.iterdir()) == []
+
+    def test_a_folder_that_its_last_user_took_away(self, tmp_path: Path, monkeypatch):
+        """Who had it open then has locked nothing, and looks again."""
+        folder, flock = tmp_path / "s", fcntl.flock
+
+        def late(number: int, how: int) -> None:
+            monkeypatch.setattr(fcntl, "flock", flock)
+            folder.rmdir()
+            flock(number, how)
+
+        monkeypatch.setattr(fcntl, "flock", late)
+        first = Slabs(folder, group=-1, ring_bytes=GIB, cap=ROOMY)
+        with pytest.raises(ConfigError):
+            Slabs(folder, group=-1, ring_bytes=GIB, cap=ROOMY)
+        first.leave()
+        assert not folder.exists()
+
+    def test_only_its_rank_knows_the_name(self, tmp_path: Path):
+        """Whoever is of the group can enter the folder, and not list it."""
         slabs = Slabs(tmp_path / "s", group=-1, ring_bytes=GIB, cap=ROOMY)
-        slabs.remove("a", slabs.make("a", wanted_bytes=1, sessions=1))
-        slabs.leave()
+        secret_hash = "0123456789abcdef" * 4
+        slab = slabs.make("a", wanted_bytes=1, sessions=1, secret_hash=secret_hash)
+        assert slab.path == tmp_path / "s" / "a.0123456789abcdef.slab"
+        assert stat.S_IMODE(slab.path.parent.stat().st_mode) == 0o710
+        found = slabs.find("a", secret_hash=secret_hash)
+        assert found
+        assert found.path.samefile(slab.path)
+        assert slabs.find("a", secret_hash="f" * 64) is None
+        slabs.remove_strays({"a"})
+        assert slab.path.exists()
+        assert session_of(slab.path.name) == session_of("a.slab") == "a"
 
     def test_what_cannot_be_made_holds_nothing(self, tmp_path: Path):
         """A folder that is a file costs the slab, not the memory it would have had."""

@@ -89,6 +89,8 @@ def test_hostile_names_stay_in_their_folder(make_head, tmp_path, name):
         (errno.EDQUOT, "disk_full"),
         (errno.EIO, "write_error"),
         (errno.EROFS, "write_error"),
+        (errno.EMFILE, "no_descriptors"),
+        (errno.ENFILE, "no_descriptors"),
     ],
 )
 def test_failing_disk_is_a_reason_and_leaves_nothing(make_head, tmp_path, caplog, number, reason):
@@ -119,17 +121,16 @@ def test_link_out_of_the_root_is_not_followed(make_head, tmp_path):
     assert list(outside.iterdir()) == []
 
 
-def test_link_in_place_of_the_file_is_replaced(make_head, tmp_path):
-    """A link that stands where a tensor belongs is replaced, never written through."""
+def test_link_in_place_of_the_file_is_not_written_through(make_head, tmp_path):
+    """A link that stands where a tensor belongs has its name: the tensor is counted."""
     victim = tmp_path / "victim"
     victim.write_text("untouched")
     writer = writer_of(tree(tmp_path / "root"))
     path = tmp_path / "root" / writer.write(encoded(make_head())).path
     path.unlink()
     path.symlink_to(victim)
-    writer.write(encoded(make_head()))
+    assert writer.write(encoded(make_head())).reason == "name_taken"
     assert victim.read_text() == "untouched"
-    assert not path.is_symlink()
 
 
 def test_leftover_of_a_crash_is_replaced(make_head, tmp_path):
@@ -262,7 +263,7 @@ class TestLinks:
         assert mapping.read_text().startswith(Path(outcome.path).name + ",")
 
     def test_sent_again(self, make_head, tmp_path):
-        """Renaming one name of a file over another of it does nothing: no hidden name stays."""
+        """It is linked already: no hidden name stays."""
         writer = writer_of(tree(tmp_path))
         original = self.original(writer, make_head)
         for _ in range(2):

@@ -17,7 +17,8 @@ import pytest
 from rankdump.contract.exchange import SessionRequest
 from rankdump.contract.plan import DumpPlan, Output
 from rankdump.contract.plan_json import plan_to_json
-from rankdump.contract.slab import SlabReader, format_slab, slab_bytes
+from rankdump.contract.slab import Memory, format_slab, slab_bytes
+from rankdump.contract.slab_reader import SlabReader
 from rankdump.wire.convert import figure_rows_from_wire, record_from_wire
 from rankdump.wire.events import events_from_wire
 from rankdump.wire.kinds import kind_from_wire
@@ -125,7 +126,7 @@ class FakeSlab:
 
     def begin_anew(self) -> None:
         """Read again from what was released, as an agent that restarted does."""
-        self.reader = SlabReader(self._memory)
+        self.reader = SlabReader(Memory(self._memory))
         self._ends: list[tuple[int, int]] = []
 
     def take(self) -> list[agent_pb2.Frame]:
@@ -135,9 +136,9 @@ class FakeSlab:
             if not entry.whole:
                 self.torn.append(frame.sequence)
             elif frame.WhichOneof("body") == "chunk":
-                frame.chunk.data = bytes(entry.data)
+                frame.chunk.data = bytes(self.reader.data(entry))
             elif frame.WhichOneof("body") == "record":
-                frame.record.data = bytes(entry.data)
+                frame.record.data = bytes(self.reader.data(entry))
             # A piece of a record is copied out at once, so its room is free.
             cut = frame.WhichOneof("body") == "chunk" or (
                 frame.WhichOneof("body") == "record"

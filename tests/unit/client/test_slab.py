@@ -10,15 +10,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from suites.depot_rig import SIZE, Rig
 
 from rankdump.adapters.arrays import ArraySource
-from rankdump.contract.exchange import IterationEnd, RecordHead, SessionEnd
+from rankdump.contract.errors import DamagedError
+from rankdump.contract.exchange import IterationEnd, RecordHead, SessionEnd, SlabPlace
 from rankdump.contract.graph import Graph, GraphNode, GraphPart
 from rankdump.contract.key import Side, TensorKey
-from rankdump.contract.slab import MIN_RING_BYTES
+from rankdump.contract.slab import HEAD, MIN_RING_BYTES, RING_OFFSET, slab_bytes, slab_header
 from rankdump.ship import Held, Link, Ship
+from rankdump.ship.outgoing import frames_of
+from rankdump.ship.ring import Ring
 from rankdump.values import Placing, Staged
 
 from .conftest import FakeAgent, FakeSlab, Running, introduction_of, plan
@@ -402,3 +407,36 @@ def test_a_refused_rank_keeps_nothing(running: Running, tmp_path):
     assert rank.ship.link is Link.REFUSED
     assert rank.keep(np.ones(3)) is Placing.ELSEWHERE
     assert rank.ship.close(1) == 1
+
+
+def test_what_was_damaged_before_the_slab_was_given_up_leaves_as_a_blank(tmp_path, caplog):
+    """A number is never missing on the stream, and the digest under which data lay goes with it."""
+    rig = Rig(tmp_path)
+    source = ArraySource(np.arange(SIZE, dtype=np.uint8))
+    for _ in range(4):
+        assert rig.place(source) is Placing.DONE
+    rig.ring.seal(rig.ring.written)
+    memory = rig.ring._mapping.memory
+    entry = rig.ring.written // 4
+    memory[RING_OFFSET + entry + HEAD.size] ^= 1
+    memory[RING_OFFSET + 3 * entry + 20] ^= 1
+    rig.depot.give_up_ring()
+    frames = [frame for each in rig.depot.some() for frame in frames_of(each)]
+    assert [(f.sequence, f.WhichOneof("body")) for f in frames] == [
+        (1, "record"),
+        (2, "kernel_arguments"),
+        (3, "record"),
+        (4, "kernel_arguments"),
+    ]
+    assert frames[0].record.checksum == xxhash.xxh3_128_digest(frames[0].record.data)
+    assert "2 tensors were damaged" in caplog.text
+
+
+def test_a_slab_of_an_earlier_agent_is_not_used(tmp_path):
+    path = tmp_path / "slab"
+    path.write_bytes(slab_header(slab_bytes(0)).ljust(slab_bytes(0), b"\0"))
+    with path.open("r+b") as file:
+        file.seek(8)
+        file.write((1).to_bytes(8, "little"))
+    with pytest.raises(DamagedError, match="version 1"):
+        Ring(SlabPlace(str(path), slab_bytes(0)))

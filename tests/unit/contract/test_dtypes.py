@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from rankdump.contract.dtypes import ELEMENT_TYPES, as_stored, element_type
+from rankdump.contract.dtypes import ELEMENT_TYPES, as_held, as_stored, element_type
 from rankdump.contract.errors import UnsupportedError
 
 FLOAT8 = [
@@ -73,3 +73,25 @@ def test_unknown_types(name: str):
     """A type that no file can hold is named in the refusal."""
     with pytest.raises(UnsupportedError, match=repr(name)):
         element_type(name)
+
+
+@pytest.mark.parametrize("name", [*FLOAT8, "bfloat16", "float32", "bool"])
+def test_what_is_stored_is_taken_back(name: str):
+    """Bit for bit; of NaNs, which may all be one in the file, one answer for each code."""
+    size = element_type(name).item_bytes
+    raw = np.random.default_rng(3).integers(0, 256, 256 * 8, np.uint8)
+    raw = np.arange(1 << 16, dtype="<u2").view(np.uint8) if name == "bfloat16" else raw
+    codes = raw.view(f"u{size}")
+    if name in FLOAT8:
+        undefined = np.isnan(widened(name, raw))
+        every = np.unique(raw[undefined])
+        due = [np.where(undefined, code, raw).tobytes() for code in every]
+    else:
+        due = [codes.tobytes()]
+    found = as_held(name, memoryview(bytes(as_stored(name, raw.data))))
+    assert [bytes(each) for each in found] == due
+
+
+@pytest.mark.parametrize("name", [*FLOAT8, "bfloat16"])
+def test_what_no_element_is_stored_as(name: str):
+    assert as_held(name, memoryview(np.array([1, 1 + 2**-20], "<f4").tobytes())) == ()

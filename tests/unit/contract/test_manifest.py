@@ -10,7 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankdump.contract.errors import DamagedError
-from rankdump.contract.manifest import Manifest, ManifestRecord, manifest_name
+from rankdump.contract.manifest import (
+    Manifest,
+    ManifestRecord,
+    ManifestSession,
+    intact,
+    manifest_name,
+)
 from rankdump.contract.status import IterationStatus
 
 counts = st.integers(0, 2**64 - 1)
@@ -51,13 +57,25 @@ manifests = st.builds(
         ),
         max_size=3,
     ).map(tuple),
+    session=st.none() | st.builds(ManifestSession, counts, texts, texts, counts, texts),
 )
 
 
 @given(manifest=manifests)
 def test_round_trip(manifest: Manifest):
     """Every manifest comes back as it was, whatever operators are called."""
-    assert Manifest.from_json(manifest.to_json()) == manifest
+    data = manifest.to_json()
+    assert Manifest.from_json(data) == manifest
+    assert intact(data)
+    assert not intact(data.replace(b'"version": 1', b'"version": 2'))
+
+
+def test_a_manifest_of_before_sessions_and_checksums():
+    body = json.loads(MANIFEST.to_json())
+    del body["crc32"]
+    data = json.dumps(body).encode()
+    assert intact(data)
+    assert Manifest.from_json(data) == MANIFEST
 
 
 RECORD = ManifestRecord("p", 1_700_000_000_000_000, "T", "a/b", "", "float32", (2, 3), 24, 20, "00")
@@ -102,6 +120,8 @@ NO_COUNTS = (None, "1", -1, 1.5, True, [1])
         (("status", "dropped"), ["full"]),
         (("world_size",), -1),
         (("host",), None),
+        (("session",), 1),
+        (("session",), {"pid": 1}),
         (("records", 0, "shape"), [2, "3"]),
         (("records", 0, "shape"), [-1]),
     ],

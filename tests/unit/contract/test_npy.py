@@ -118,7 +118,7 @@ def test_a_header_over_64_kib_is_version_2():
         assert np.lib.format.read_magic(stream) == (version, 0)
         shape, _, _ = readers[version](stream, max_header_size=1 << 20)
         assert shape == (1,) * dimensions
-        with pytest.raises(DamagedError, match=f"{dimensions} extents"):
+        with pytest.raises(DamagedError, match="at most 10000 expected"):
             npy.parse_header(head)
 
 

@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 
 from rankdump.contract import slab
 from rankdump.contract.errors import DamagedError
-from rankdump.contract.slab import SlabReader, SlabWriter, format_slab, slab_bytes
+from rankdump.contract.slab import Memory, format_slab, slab_bytes
+from rankdump.contract.slab_reader import SlabReader
+from rankdump.contract.slab_writer import SlabWriter
 
 SMALL = slab.MIN_RING_BYTES
 
@@ -40,7 +42,7 @@ def put(writer: SlabWriter, frame: bytes, data: bytes) -> bool:
 def drain(reader: SlabReader, *, release: bool = True) -> list[tuple[bytes, bytes, bool]]:
     found, end = [], 0
     for entry in reader.entries():
-        found.append((bytes(entry.frame), bytes(entry.data), entry.whole))
+        found.append((bytes(entry.frame), bytes(reader.data(entry)), entry.whole))
         end = entry.end
     if release and end:
         reader.release(end)
@@ -49,7 +51,7 @@ def drain(reader: SlabReader, *, release: bool = True) -> list[tuple[bytes, byte
 
 def test_what_was_committed_is_read_in_order():
     memory = fresh()
-    writer, reader = SlabWriter(memory), SlabReader(memory)
+    writer, reader = SlabWriter(memory), SlabReader(Memory(memory))
     for number in range(20):
         assert put(writer, b"frame %d" % number, bytes([number]) * number)
     assert drain(reader) == [(b"frame %d" % n, bytes([n]) * n, True) for n in range(20)]
@@ -59,7 +61,7 @@ def test_what_was_committed_is_read_in_order():
 def test_an_unfinished_entry_holds_back_those_after_it():
     """Published in the order of reservations, an abandoned one without its data."""
     memory = fresh()
-    writer, reader = SlabWriter(memory), SlabReader(memory)
+    writer, reader = SlabWriter(memory), SlabReader(Memory(memory))
     first, second = writer.reserve(b"first", 3), writer.reserve(b"second", 3)
     assert first is not None
     assert second is not None
@@ -75,7 +77,7 @@ def test_an_unfinished_entry_holds_back_those_after_it():
 
 def test_room_comes_back_when_it_is_released():
     memory = fresh()
-    writer, reader = SlabWriter(memory), SlabReader(memory)
+    writer, reader = SlabWriter(memory), SlabReader(Memory(memory))
     count = 0
     while put(writer, b"f", bytes(4000)):
         count += 1
@@ -107,7 +109,7 @@ def test_the_ring_is_a_queue(actions):
     """Law: whatever the order of writing, ending, reading and releasing, nothing is lost,
     repeated, changed or overwritten before its release."""
     memory = fresh()
-    writer, reader = SlabWriter(memory), SlabReader(memory)
+    writer, reader = SlabWriter(memory), SlabReader(Memory(memory))
     expected: deque[list] = deque()
     begun: list = []
     held: list = []
@@ -130,7 +132,7 @@ def test_the_ring_is_a_queue(actions):
                 assert (bytes(entry.frame), entry.whole) == (frame, whole)
                 held.append((entry, data))
             for entry, data in held:
-                assert bytes(entry.data) == data
+                assert bytes(reader.data(entry)) == data
             if what and held:
                 reader.release(held[-1][0].end)
                 held.clear()
@@ -138,7 +140,7 @@ def test_the_ring_is_a_queue(actions):
 
 def test_several_threads_write_and_one_reads():
     memory = fresh(1 << 18)
-    writer, reader = SlabWriter(memory), SlabReader(memory)
+    writer, reader = SlabWriter(memory), SlabReader(Memory(memory))
     found: list[tuple[bytes, bytes, bool]] = []
 
     def write(thread: int) -> None:
@@ -165,14 +167,14 @@ def test_several_threads_write_and_one_reads():
 def test_what_a_dead_rank_had_committed_is_found():
     """Also behind an entry whose copy the death interrupted, and not what an earlier lap left."""
     memory = fresh()
-    writer, reader = SlabWriter(memory), SlabReader(memory)
+    writer, reader = SlabWriter(memory), SlabReader(Memory(memory))
     for _ in range(9):
         assert put(writer, b"old", bytes(10_000))
         drain(reader)
     assert put(writer, b"a", b"1")
     assert writer.reserve(b"torn", 5)
     assert put(writer, b"b", b"2")
-    again = SlabReader(memory)
+    again = SlabReader(Memory(memory))
     assert [(bytes(e.frame), e.whole) for e in again.remains()] == [
         (b"a", True),
         (b"torn", False),
@@ -182,14 +184,14 @@ def test_what_a_dead_rank_had_committed_is_found():
 
 def test_a_reader_that_comes_later_begins_at_what_was_not_released():
     memory = fresh()
-    writer, reader = SlabWriter(memory), SlabReader(memory)
+    writer, reader = SlabWriter(memory), SlabReader(Memory(memory))
     put(writer, b"a", b"1")
     drain(reader)
     put(writer, b"b", b"2")
     assert drain(reader, release=False) == [(b"b", b"2", True)]
-    assert drain(SlabReader(memory)) == [(b"b", b"2", True)]
+    assert drain(SlabReader(Memory(memory))) == [(b"b", b"2", True)]
     put(SlabWriter(memory), b"c", b"3")
-    assert drain(SlabReader(memory)) == [(b"c", b"3", True)]
+    assert drain(SlabReader(Memory(memory))) == [(b"c", b"3", True)]
 
 
 @settings(max_examples=300, deadline=None)
@@ -203,9 +205,9 @@ def test_a_reader_believes_nothing(at: int, garbage: bytes):
     garbage = garbage[: len(memory) - at]
     memory[at : at + len(garbage)] = garbage
     try:
-        reader = SlabReader(memory)
+        reader = SlabReader(Memory(memory))
         for entry in reader.entries():
-            assert len(entry.frame) + len(entry.data) <= SMALL
+            assert len(entry.frame) + entry.data_bytes <= SMALL
             reader.release(entry.end)
     except DamagedError:
         pass
@@ -214,7 +216,7 @@ def test_a_reader_believes_nothing(at: int, garbage: bytes):
 @pytest.mark.parametrize("length", [0, 100, slab.RING_OFFSET, slab.RING_OFFSET + SMALL])
 def test_a_buffer_that_is_no_slab(length: int):
     with pytest.raises(DamagedError, match=f"slab of {length} bytes"):
-        SlabReader(memoryview(bytearray(length)))
+        SlabReader(Memory(memoryview(bytearray(length))))
 
 
 def test_a_slab_of_another_length_than_its_header_says():
@@ -226,10 +228,12 @@ def test_a_slab_of_another_length_than_its_header_says():
 
 _COUNTING_RANK = """
 import mmap, sys
-from rankdump.contract.slab import SlabReader, SlabWriter
+from rankdump.contract.slab import Memory
+from rankdump.contract.slab_reader import SlabReader
+from rankdump.contract.slab_writer import SlabWriter
 with open(sys.argv[1], "r+b") as file:
     memory = memoryview(mmap.mmap(file.fileno(), 0))
-writer, reader = SlabWriter(memory), SlabReader(memory)
+writer, reader = SlabWriter(memory), SlabReader(Memory(memory))
 print("begins", flush=True)
 for _ in range(60_000):
     writer.commit(writer.reserve(b"frame", 3))
@@ -244,7 +248,7 @@ def test_the_other_process_never_sees_a_number_half_written(tmp_path: Path):
     file.write_bytes(bytes(fresh()))
     with file.open("r+b") as opened:
         memory = memoryview(mmap.mmap(opened.fileno(), 0))
-    watcher = SlabReader(memory)
+    watcher = SlabReader(Memory(memory))
     command = [sys.executable, "-c", _COUNTING_RANK, str(file)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as rank:
         assert rank.stdout is not None
@@ -262,7 +266,7 @@ def test_the_other_process_never_sees_a_number_half_written(tmp_path: Path):
 
 def test_what_was_not_announced_is_left_for_later():
     memory = fresh()
-    writer, reader = SlabWriter(memory), SlabReader(memory)
+    writer, reader = SlabWriter(memory), SlabReader(Memory(memory))
     assert put(writer, b"first", b"1")
     announced = writer.written
     assert put(writer, b"second", b"2")

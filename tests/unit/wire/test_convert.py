@@ -8,7 +8,18 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from suites.travel import blobs, lines, names, same_columns, sent, sint64, texts, uint32, uint64
+from suites.travel import (
+    blobs,
+    lines,
+    names,
+    same_columns,
+    sent,
+    sint64,
+    texts,
+    uint32,
+    uint63,
+    uint64,
+)
 
 from rankdump.contract.dtypes import ELEMENT_TYPES
 from rankdump.contract.errors import ProtocolError
@@ -313,20 +324,20 @@ def as_made(event: Event) -> Event:
 events = st.builds(
     Event,
     graph=uint32,
-    iteration=uint64,
-    position=uint64,
-    end_position=uint64,
+    iteration=uint63,
+    position=uint63,
+    end_position=uint63,
     name=words,
     kind=st.sampled_from(EventKind),
     start_us=sint64,
     end_us=sint64,
     stream=uint32,
     group=words,
-    sequence=uint64,
-    element_count=uint64,
+    sequence=uint63,
+    element_count=uint63,
     dtype=words,
     peer=st.integers(-1, 2**31 - 1),
-    stall_us=uint64,
+    stall_us=uint63,
 ).map(as_made)
 groups = st.lists(
     st.builds(ProcessGroup, texts, st.lists(uint32, max_size=4).map(tuple)), max_size=3

@@ -32,6 +32,8 @@ _CALL = re.compile(r"(?P<api>.+)\((?P<number>[0-9]{1,18})\) (?P<direction>forwar
 _LINE = re.compile(
     r"File (?P<file>.*), line (?P<line>[0-9]{1,9}), in (?P<function>.*?), \n ?", re.S
 )
+_MOST_CHARACTERS = 1 << 14
+"""Of a line; in a longer one it could take seconds to find what says its place."""
 _text = json.encoder.encode_basestring_ascii
 _INDENT = " " * 4
 
@@ -90,7 +92,7 @@ def key_in(line: str) -> str:
 
 def source_line(text: str) -> SourceLine | None:
     """Return the place that a line of a stack says; None when it says none."""
-    found = _LINE.match(text)
+    found = _LINE.match(text) if len(text) <= _MOST_CHARACTERS else None
     if found is None:
         return None
     return SourceLine(found["file"], int(found["line"]), found["function"], text[found.end() :])

@@ -71,7 +71,7 @@ def read_mapping(given: Mapping[str, str] | str | PathLike[str]) -> Mapping[str,
 def _from_json(file: str, text: str) -> Mapping[str, str]:
     try:
         body = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(file, "", str(error), _FORMS) from None
     pairs = cast("dict[str, object]", body)
     for name, other in pairs.items():

@@ -212,7 +212,8 @@ class Effects:
         try:
             # A manifest says that everything is there: without its rows it has to wait as they do.
             if joined and _tabulated(session, ticket):
-                describe(self._ledger, session, status, repeated=session.due.begun(declared))
+                repeated = session.due.begun(declared)
+                describe(self._ledger, session, status, ticket, repeated=repeated)
                 session.program.ended(end.iteration)
                 self._ledger.iteration_ended(ticket, end, session.program.written, status)
                 return

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from rankdump.contract.manifest import Manifest
+from rankdump.contract.manifest import Manifest, ManifestSession
 from rankdump.contract.status import IterationStatus
 from rankdumpd.agent import metadata
 from rankdumpd.agent.effects.kept import manifest_records
 from rankdumpd.agent.ledger import Ledger
 from rankdumpd.agent.sessions import Session
+from rankdumpd.agent.values import Ticket
 
 
-def describe(ledger: Ledger, session: Session, status: IterationStatus, *, repeated: bool) -> None:
-    """Write order files and manifest of an iteration; with `repeated` they may be there in part."""
+def describe(
+    ledger: Ledger, session: Session, status: IterationStatus, ticket: Ticket, *, repeated: bool
+) -> None:
+    """Write order files and manifest of an iteration that ended with a ticket's frame.
+
+    With `repeated` they may be there in part.
+    """
     request, outlet, iteration = session.request, session.outlet, status.iteration
     kept = ledger.kept(request.session_id, iteration)
     kept_graphs, records = manifest_records(kept, outlet.layout)
@@ -26,5 +32,12 @@ def describe(ledger: Ledger, session: Session, status: IterationStatus, *, repea
         device=request.device,
         host=request.host,
         records=records,
+        session=ManifestSession(
+            pid=request.pid,
+            framework=request.framework,
+            device_target=request.device_target,
+            last_sequence=ticket.sequence,
+            plan=request.plan_json.decode(errors="replace"),
+        ),
     )
     metadata.write_manifest(tree, layout.rank_folder(request.rank), manifest)

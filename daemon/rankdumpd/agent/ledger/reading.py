@@ -95,8 +95,10 @@ class LedgerReader:
 
     def counts(self, session_id: str) -> list[CountRow]:
         """Return what became of a session's tensors."""
+        # Tensors that never came may be declared to be of any size: SUM fails over 63 bits.
         found = self._select(
-            "SELECT iteration, fate, reason, COUNT(*), SUM(bytes_in), SUM(bytes_stored)"
+            "SELECT iteration, fate, reason, COUNT(*), CAST(TOTAL(bytes_in) AS INTEGER),"
+            " SUM(bytes_stored)"
             " FROM records WHERE session_id = ?1 GROUP BY iteration, fate, reason"
             " UNION ALL SELECT iteration, fate, '', SUM(kept), 0, 0"
             " FROM figures WHERE session_id = ?1 GROUP BY iteration, fate HAVING SUM(kept) > 0"

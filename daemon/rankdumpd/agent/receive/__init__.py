@@ -13,6 +13,7 @@ from rankdump.contract.selection import Verdict
 from rankdump.wire import convert
 from rankdump.wire.limits import LIMIT
 from rankdump.wire.v1 import agent_pb2
+from rankdumpd.agent.elements import Elements, loaded
 from rankdumpd.agent.receive.broken import UNREADABLE, unreadable
 from rankdumpd.agent.receive.declared import (
     declaration_again,
@@ -42,6 +43,7 @@ class _Open:
     """None while the bytes are thrown away."""
     reason: str = ""
     repeated: bool = False
+    checksum: bytes = b""
 
 
 class Assembler:
@@ -84,7 +86,7 @@ class Assembler:
         return self._open is not None
 
     def feed(
-        self, frame: agent_pb2.Frame, data: memoryview | None = None, *, lost: str = ""
+        self, frame: agent_pb2.Frame, data: Elements | None = None, *, lost: str = ""
     ) -> Received | None:
         """Take one frame; return what it completes, None while a record is open or repeated.
 
@@ -149,7 +151,7 @@ class Assembler:
         return True
 
     def _record(
-        self, sequence: int, message: agent_pb2.Record, data: memoryview, lost: str
+        self, sequence: int, message: agent_pb2.Record, data: Elements, lost: str
     ) -> Parcel | Outcome | None:
         head = convert.record_from_wire(message, rank=self._rank, net_name=self._net_name)
         check_head(sequence, head, len(data))
@@ -162,9 +164,9 @@ class Assembler:
         answer = Verdict(False, lost) if lost and head.byte_count else self._admit(head)
         if whole:
             if answer.accepted:
-                return Parcel(ticket, head, data)
+                return Parcel(ticket, head, data, message.checksum)
             return dropped(ticket, head, answer.reason)
-        self._open = _Open(sequence, head, reason=answer.reason)
+        self._open = _Open(sequence, head, reason=answer.reason, checksum=message.checksum)
         if answer.accepted:
             self._allocate(self._open)
         self._fill(self._open, 0, data)
@@ -179,7 +181,7 @@ class Assembler:
             record.reason = "no_memory"
 
     def _chunk(
-        self, sequence: int, offset: int, data: memoryview, lost: str
+        self, sequence: int, offset: int, data: Elements, lost: str
     ) -> Parcel | Outcome | None:
         record = self._open
         if record is None or record.sequence != sequence:
@@ -199,9 +201,9 @@ class Assembler:
             return None
         if record.target is None:
             return dropped(ticket, record.head, record.reason)
-        return Parcel(ticket, record.head, memoryview(record.target))
+        return Parcel(ticket, record.head, memoryview(record.target), record.checksum)
 
-    def _fill(self, record: _Open, offset: int, data: memoryview) -> None:
+    def _fill(self, record: _Open, offset: int, data: Elements) -> None:
         end = offset + len(data)
         if offset != record.filled or end > record.head.byte_count:
             kind = ResendError if offset > record.filled else ProtocolError
@@ -210,11 +212,11 @@ class Assembler:
                 f"of {record.head.byte_count}"
             )
         if record.target is not None:
-            record.target[offset:end] = data
+            record.target[offset:end] = loaded(data)
         record.filled = end
 
 
-def _data_of(sequence: int, within: bytes, beside: memoryview | None) -> memoryview:
+def _data_of(sequence: int, within: bytes, beside: Elements | None) -> Elements:
     if beside is None:
         return memoryview(within)
     if within:

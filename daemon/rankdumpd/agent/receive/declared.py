@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import chain
 
-from rankdump.contract.errors import ProtocolError
+from google.protobuf.message import DecodeError
+
+from rankdump.contract.errors import DamagedError, ProtocolError
 from rankdump.contract.exchange import (
     CallStacks,
     Declaration,
@@ -40,13 +42,20 @@ def declaration_from(frame: agent_pb2.Frame, session_id: str) -> Declared:
 
 
 def declaration_again(raw: bytes, session_id: str) -> Declared:
-    """Read a frame back as the ledger kept it."""
-    return declaration_from(agent_pb2.Frame.FromString(raw), session_id)
+    """Read a frame back as the ledger kept it; DamagedError when it is none."""
+    return declaration_from(_frame_again(raw), session_id)
 
 
 def figure_rows_again(raw: bytes) -> FigureRows:
-    """Read rows of figures back as the ledger kept them."""
-    return convert.figure_rows_from_wire(agent_pb2.Frame.FromString(raw).figure_rows)
+    """Read rows of figures back as the ledger kept them; DamagedError when they are none."""
+    return convert.figure_rows_from_wire(_frame_again(raw).figure_rows)
+
+
+def _frame_again(raw: bytes) -> agent_pb2.Frame:
+    try:
+        return agent_pb2.Frame.FromString(raw)
+    except DecodeError as error:
+        raise DamagedError(f"frame in the ledger: {error}") from None
 
 
 def _check_numbers(sequence: int, declaration: Declaration) -> None:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import logging
 import os
+import stat
 import threading
 from collections.abc import Collection
 from pathlib import Path
 
-from rankdump.contract.errors import DamagedError, ExhaustedError
+from rankdump.contract.errors import ConfigError, DamagedError, ExhaustedError
 from rankdump.contract.slab import slab_bytes
+from rankdumpd.agent.elements import Descriptor
 from rankdumpd.agent.slabs.cap import Cap
 from rankdumpd.agent.slabs.file import Slab, find_slab, make_slab
+from rankdumpd.agent.slabs.place import SUFFIX, session_of, slab_name
 
-_FOLDER_MODE = 0o750
-_SUFFIX = ".slab"
+FOLDER_MODE = 0o710
+"""The group may enter and not look around: names of slabs are known to their ranks alone."""
+_ENTER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 _log = logging.getLogger(__name__)
 
@@ -23,12 +29,16 @@ class Slabs:
     """Makes slabs and takes them away; safe to use from several threads."""
 
     def __init__(self, folder: Path | None, *, group: int, ring_bytes: int, cap: Cap) -> None:
-        """Make none without a folder, or with rings of no bytes."""
+        """Make none without a folder, or with rings of no bytes.
+
+        ConfigError when another agent has its slabs there: each would take the other's away.
+        """
         self._folder = folder if ring_bytes else None
         self._group, self._ring_bytes, self._cap = group, ring_bytes, cap
         self._lock = threading.Lock()
         self._held: dict[str, int] = {}
         self._said: set[str] = set()
+        self._guard = self._own()
 
     @property
     def offered(self) -> bool:
@@ -41,9 +51,11 @@ class Slabs:
         with self._lock:
             return sum(self._held.values())
 
-    def make(self, session_id: str, *, wanted_bytes: int, sessions: int) -> Slab:
+    def make(
+        self, session_id: str, *, wanted_bytes: int, sessions: int, secret_hash: str = ""
+    ) -> Slab:
         """Make a session's slab, in the place of an earlier one; ExhaustedError says why not."""
-        path = self._path(session_id)
+        path = self._path(session_id, secret_hash)
         length = slab_bytes(min(wanted_bytes, self._ring_bytes))
         with self._lock:
             others = sum(self._held.values()) - self._held.get(session_id, 0)
@@ -59,16 +71,16 @@ class Slabs:
             why = f"no slab of {length} bytes in {path.parent}: {error}"
             raise self._none("folder", why) from None
 
-    def find(self, session_id: str) -> Slab | None:
+    def find(self, session_id: str, *, secret_hash: str = "") -> Slab | None:
         """Return the slab that an earlier process left to a session; DamagedError if it is none."""
         if self._folder is None:
             return None
-        path = self._path(session_id)
+        path = self._path(session_id, secret_hash)
         try:
             slab = find_slab(path)
-        except (OSError, ValueError) as error:
+        except OSError as error:
             _take_away(path)
-            raise DamagedError(f"slab {path} cannot be mapped: {error}") from None
+            raise DamagedError(f"slab {path} cannot be opened: {error}") from None
         if slab is not None:
             with self._lock:
                 self._held[session_id] = slab.length
@@ -83,34 +95,56 @@ class Slabs:
         """Take away what earlier processes left and no session and no process needs."""
         if self._folder is None or not self._folder.is_dir():
             return
-        for path in self._folder.glob(f"*{_SUFFIX}"):
-            if path.name.removesuffix(_SUFFIX) not in needed and not _in_use(path):
+        for path in self._folder.glob(f"*{SUFFIX}"):
+            if session_of(path.name) not in needed and not _in_use(path):
                 _log.info("removing %s, which no session needs", path)
                 _take_away(path)
 
     def leave(self) -> None:
-        """Take the folder away if nothing is left in it."""
+        """Leave the folder to the next process, or take it away if nothing is left in it."""
         if self._folder is not None and not self.held_bytes:
-            try:
+            # Where it is not there, or not empty: what stands there is not ours to remove.
+            with contextlib.suppress(OSError):
                 self._folder.rmdir()
-            except OSError:
-                # Not there, or not empty: whatever stands there is not ours to remove.
-                return
+        self._guard = None
 
-    def _path(self, session_id: str) -> Path:
+    def _own(self) -> Descriptor | None:
+        """Lock the folder itself; None where there is no such lock, or no such folder: the first
+        that wants a slab will hear why.
+        """
+        while self._folder is not None:
+            try:
+                self._make_folder(self._folder)
+                guard = Descriptor(os.open(self._folder, _ENTER))
+                fcntl.flock(guard.number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                allowed = "a folder in which no other agent has its slabs"
+                where = str(self._folder.parent)
+                raise ConfigError("settings", "agent.runtime_dir", where, allowed) from None
+            except FileNotFoundError:
+                # An agent that ended took it away at this moment.
+                continue
+            except OSError:
+                return None
+            # The same, a moment later.
+            if os.fstat(guard.number).st_nlink:
+                return guard
+        return None
+
+    def _path(self, session_id: str, secret_hash: str) -> Path:
         if self._folder is None:
             raise ExhaustedError("this agent makes no slabs")
-        return self._folder / f"{session_id}{_SUFFIX}"
+        return self._folder / slab_name(session_id, secret_hash)
 
     def _make_folder(self, folder: Path) -> None:
-        if not folder.is_dir():
-            # Another session may be just as far.
-            folder.mkdir(parents=True, mode=_FOLDER_MODE, exist_ok=True)
+        # Another session may be just as far.
+        folder.mkdir(parents=True, mode=FOLDER_MODE, exist_ok=True)
+        facts = folder.lstat()
+        if facts.st_uid not in (0, os.geteuid()):
+            raise PermissionError(f"{folder} belongs to user {facts.st_uid}")
+        if stat.S_IMODE(facts.st_mode) != FOLDER_MODE:
             os.chown(folder, -1, self._group)
-            folder.chmod(_FOLDER_MODE)
-        owner = folder.lstat().st_uid
-        if owner not in (0, os.geteuid()):
-            raise PermissionError(f"{folder} belongs to user {owner}")
+            folder.chmod(FOLDER_MODE)
 
     def _forget(self, session_id: str) -> None:
         with self._lock:
@@ -135,7 +169,7 @@ def _take_away(path: Path) -> None:
 def _in_use(path: Path) -> bool:
     try:
         slab = find_slab(path)
-    except (OSError, ValueError):
+    except OSError:
         return False
     if slab is None:
         return False

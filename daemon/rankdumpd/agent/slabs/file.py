@@ -1,43 +1,39 @@
-"""The file of one slab: made, mapped, looked after, removed. Knows nothing of what is in it.
+"""The file of one slab: made, read, looked after, removed. Knows nothing of what is in it.
 
 A rank may write into the file, so it may also truncate it, and touching memory behind the end of
 a file is fatal to a process (SIGBUS). Seals would forbid that, but exist only for files without
-a name, which cannot go through a bind mount. So the size is checked before every reading; what
-slips through in between costs this process a restart, after which the slab is refused as damaged
-and every other session goes on where its ledger stands.
+a name, which cannot go through a bind mount. So this side maps nothing: what it reads it copies by
+`pread`, which merely comes back short, and what is known of a copy stays true of it.
 """
 
 from __future__ import annotations
 
 import fcntl
-import mmap
 import os
 import struct
 from pathlib import Path
 
 from rankdump.contract.errors import DamagedError
 from rankdump.contract.exchange import SlabPlace
-from rankdump.contract.slab import format_slab
+from rankdump.contract.slab import slab_header
+from rankdumpd.agent.elements import Beside, Descriptor, read_at
 
 FILE_MODE = 0o660
 _BLOCK = bytes(4 << 20)
 # struct flock of a 64-bit Linux: type, whence, start, length, pid, and room the kernel reads.
 _FLOCK = struct.Struct("hhqqi4x")
+_NUMBER = struct.Struct("=Q")
 
 
 class Slab:
-    """A mapped slab; its memory stays readable as long as anybody has a view of it."""
+    """An open slab, as its reader sees it; elements outlive its removal."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
-        """Map an open file and own its descriptor; OSError or ValueError when it is empty."""
+        """Own the descriptor of an open file."""
         self.path = path
-        self._descriptor = descriptor
+        self._file: Descriptor | None = Descriptor(descriptor)
         self.length = os.fstat(descriptor).st_size
         """Bytes of the whole file."""
-        # Entered into this process's tables at once, as the rank does with its own.
-        flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
-        self.memory = memoryview(mmap.mmap(descriptor, self.length, flags=flags))
-        """The whole file."""
 
     @property
     def place(self) -> SlabPlace:
@@ -46,32 +42,50 @@ class Slab:
 
     def check(self) -> None:
         """DamagedError when the file is not as long as it was made, or was left."""
-        if self._descriptor < 0:
-            raise DamagedError(f"slab {self.path} was given up")
-        found = os.fstat(self._descriptor).st_size
+        found = os.fstat(self._opened).st_size
         if found != self.length:
             raise DamagedError(f"slab {self.path} of {self.length} bytes has {found} now")
 
+    def read(self, offset: int, length: int) -> memoryview:
+        """Return a copy of some of it; DamagedError when it is not there."""
+        return read_at(self._opened, offset, length)
+
+    def beside(self, offset: int, length: int) -> Beside:
+        """Return some of it that is copied later, by whoever needs it."""
+        if self._file is None:
+            raise self._given_up()
+        return Beside(self._file, offset, length)
+
+    def number(self, offset: int) -> int:
+        """Return a number that the rank may be changing."""
+        first = None
+        # Nobody promises that a copy of eight bytes is made at one blow.
+        while (again := bytes(self.read(offset, _NUMBER.size))) != first:
+            first = again
+        return _NUMBER.unpack(again)[0]
+
+    def put_number(self, offset: int, value: int) -> None:
+        """Change a number."""
+        os.pwrite(self._opened, _NUMBER.pack(value), offset)
+
     def in_use(self) -> bool:
         """Return whether a process that maps it lives: it holds the lock of the whole file."""
-        if self._descriptor < 0:
+        if self._file is None:
             return False
         # Asked for this open file and not for this process, whose own ranks count as well.
         asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-        answer = fcntl.fcntl(self._descriptor, fcntl.F_OFD_GETLK, asked)
+        answer = fcntl.fcntl(self._file.number, fcntl.F_OFD_GETLK, asked)
         return _FLOCK.unpack(answer)[0] != fcntl.F_UNLCK
 
     def close(self) -> None:
         """Leave the file to the next process; may be repeated."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        self._file = None
 
     def remove(self) -> None:
-        """Take the file away; the memory goes with the last view of it."""
-        if self._descriptor < 0:
+        """Take the file away; its memory goes when no elements in it are needed any more."""
+        if self._file is None:
             return
-        mine = os.fstat(self._descriptor)
+        mine = os.fstat(self._file.number)
         try:
             found = self.path.lstat()
             # Another slab of the session may stand there by now.
@@ -80,6 +94,15 @@ class Slab:
         except FileNotFoundError:
             pass
         self.close()
+
+    @property
+    def _opened(self) -> int:
+        if self._file is None:
+            raise self._given_up()
+        return self._file.number
+
+    def _given_up(self) -> DamagedError:
+        return DamagedError(f"slab {self.path} was given up")
 
 
 def make_slab(path: Path, length: int, *, group: int) -> Slab:
@@ -94,8 +117,7 @@ def make_slab(path: Path, length: int, *, group: int) -> Slab:
         os.posix_fallocate(descriptor, 0, length)
         for offset in range(0, length, len(_BLOCK)):
             os.pwrite(descriptor, memoryview(_BLOCK)[: length - offset], offset)
-        slab = Slab(path, descriptor)
-        format_slab(slab.memory)
+        os.pwrite(descriptor, slab_header(length), 0)
         # Last: nobody else may write before it is a slab.
         os.fchown(descriptor, -1, group)
         os.fchmod(descriptor, FILE_MODE)
@@ -103,19 +125,13 @@ def make_slab(path: Path, length: int, *, group: int) -> Slab:
         os.close(descriptor)
         path.unlink(missing_ok=True)
         raise
-    return slab
+    return Slab(path, descriptor)
 
 
 def find_slab(path: Path) -> Slab | None:
-    """Return the slab that an earlier process left; None when there is none, OSError or ValueError
-    when it cannot be mapped.
-    """
+    """Return the slab that an earlier process left; None when there is none."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
         return None
-    try:
-        return Slab(path, descriptor)
-    except BaseException:
-        os.close(descriptor)
-        raise
+    return Slab(path, descriptor)

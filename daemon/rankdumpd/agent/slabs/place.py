@@ -9,6 +9,8 @@ from pathlib import Path
 
 from rankdump.contract.errors import ConfigError
 
+SUFFIX = ".slab"
+_HASH_CHARACTERS = 16
 _IN_MEMORY = ("tmpfs", "ramfs")
 _MOUNTS = Path("/proc/self/mountinfo")
 
@@ -30,6 +32,20 @@ def folder_for(runtime_dir: str, socket: Path | None) -> Path | None:
             folder,
         )
     return folder / "slabs"
+
+
+def slab_name(session_id: str, secret_hash: str) -> str:
+    """Return the name of a session's slab: who is of the group, but not that rank, has to guess it.
+
+    The hash is that of the session's secret, in hexadecimal; empty for a session without one.
+    """
+    guessed = f".{secret_hash[:_HASH_CHARACTERS]}" if secret_hash else ""
+    return f"{session_id}{guessed}{SUFFIX}"
+
+
+def session_of(name: str) -> str:
+    """Return the session whose slab has a name."""
+    return name.partition(".")[0]
 
 
 def in_memory(folder: Path, mounts: str) -> bool:

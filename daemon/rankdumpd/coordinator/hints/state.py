@@ -88,7 +88,7 @@ class HintState:
                 delays={int(rank): int(delay) for rank, _, delay in ranks},
                 groups=dict(map(_group, whole["groups"])),
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
             raise DamagedError(f"not a state of hints: {error!r}") from None
 
 

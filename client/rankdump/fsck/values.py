@@ -1,0 +1,131 @@
+"""What a check of a tree finds: values. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from rankdump.contract.layout.folders import Folder
+from rankdump.contract.manifest import Manifest, ManifestRecord
+
+
+class Kind(str, Enum):
+    """What is wrong with a file; the value is the word people read."""
+
+    TORN = "torn"
+    MISSING = "missing"
+    FOREIGN = "foreign"
+    DUPLICATE = "duplicate"
+    LEFTOVER = "leftover"
+    UNMANIFESTED = "unmanifested"
+    UNBALANCED = "unbalanced"
+    MANIFEST = "manifest"
+
+
+ADVICE: Mapping[Kind, str] = {
+    Kind.TORN: "do not trust it: take it from a copy of the tree, or dump the iteration again",
+    Kind.MISSING: "take it from a copy of the tree, or dump the iteration again",
+    Kind.FOREIGN: "nothing of a dump: move it out of the tree",
+    Kind.DUPLICATE: "--repair removes what stands in its operator's file; else keep the one "
+    "that the manifest names",
+    Kind.LEFTOVER: "--repair removes it",
+    Kind.UNMANIFESTED: "nobody vouches for it: the iteration did not end, or its manifest is gone",
+    Kind.UNBALANCED: "tensors of the iteration are lost and not counted: report it",
+    Kind.MANIFEST: "take it from a copy of the tree: its tensors can be read without it, "
+    "but not checked",
+}
+"""What to do about each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """One file, and what is wrong with it."""
+
+    kind: Kind
+    path: str
+    """Relative to the root of the tree."""
+    text: str
+    mendable: bool = False
+    """It can be removed, and nothing is lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What became of a check."""
+
+    files: int = 0
+    """Files that manifests name and that were read to their ends."""
+    bytes_read: int = 0
+    digests: int = 0
+    """Tensors whose elements have the digest that they were given when they arrived."""
+    damages: tuple[Damage, ...] = ()
+    mended: tuple[Damage, ...] = ()
+    unchecked: tuple[str, ...] = ()
+    """What could not be checked, a sentence each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Something that stands in a folder of the tree."""
+
+    path: str
+    """Relative to the root."""
+    regular: bool
+    link: bool
+    size_bytes: int = 0
+    modified_ns: int = 0
+    inode: tuple[int, int] = (0, 0)
+    """Device and number."""
+    folder: Folder | None = None
+    """The folder it stands in; None where no dumped files are."""
+    full: str = ""
+    """Its full name, where it stands under a short one."""
+
+    @property
+    def where(self) -> str:
+        """Path of its folder."""
+        return self.path.rpartition("/")[0]
+
+    @property
+    def name(self) -> str:
+        """Name on disk."""
+        return self.path.rpartition("/")[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A manifest and the file it was read from."""
+
+    path: str
+    manifest: Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """The bytes of one file, under all of its names, and what they should be."""
+
+    paths: tuple[str, ...]
+    records: tuple[ManifestRecord, ...]
+    """The tensors in it; of several names with the same bytes, those of one."""
+    stored_bytes: int
+    """What manifests say of its size; 0 where it is a link to another's bytes."""
+    size_bytes: int
+    ours: bool
+    """An agent wrote it, and how it writes is known to the byte."""
+
+    @property
+    def plain_bytes(self) -> int:
+        """Bytes of the elements, at least."""
+        return sum(record.bytes_in for record in self.records)
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What reading one file to its end has shown."""
+
+    job: Job
+    fault: str = ""
+    digests: int = 0
+    undecided: int = 0
+    """Tensors whose digest says nothing: none is known, or codes of NaN were lost."""

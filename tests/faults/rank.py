@@ -1,0 +1,173 @@
+"""One rank of a job without end, which writes down what it did.
+
+python -m faults.rank JSON, where JSON is a `Part`; SIGUSR1 ends it well.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from faults.content import OP_TYPE, names, op_name, tensor
+from faults.control import Control
+from faults.journal import Journal
+from faults.layer import Layer
+
+import rankdump
+from rankdump.ship import Ship
+from rankdump.ship.depot import Depot
+from rankdump.ship.outgoing import Outgoing
+
+Publish: TypeAlias = Callable[..., None]
+Requests: TypeAlias = Callable[[Outgoing, int], Iterator[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a rank is to play."""
+
+    rank: int
+    life: int
+    journal: str
+    control: str
+    root: str
+    pause_s: float
+    environ: dict[str, str] | None = None
+    iterations: int = 0
+    """How many; 0 means until it is told to stop."""
+
+
+class Witnessed:
+    """The client's own objects, with an eye on them; for the only session of a process."""
+
+    def __init__(self, journal: Journal, control: Control) -> None:
+        self.session_id = ""
+        self.left = 1
+        self._journal = journal
+        self._wrap_ship()
+        self._wrap_depot()
+        flipper = Flipper(control)
+        _put(Depot, "publish", flipper.publish(Depot.publish))
+        _put(Outgoing, "requests", flipper.requests(Outgoing.requests))
+
+    def _wrap_ship(self) -> None:
+        begin, close, witnessed = Ship.__init__, Ship.close, self
+
+        def begun(ship: Ship, request: Any, *args: Any, **fields: Any) -> None:
+            witnessed.session_id = request.session_id
+            begin(ship, request, *args, **fields)
+
+        def closed(ship: Ship, patience_s: float) -> int:
+            lost = close(ship, patience_s)
+            witnessed.left = lost + ship.left_in_slab
+            if ship._depot.items.outstanding:
+                witnessed.left += 1
+            return lost
+
+        _put(Ship, "__init__", begun)
+        _put(Ship, "close", closed)
+
+    def _wrap_depot(self) -> None:
+        acknowledge, journal = Depot.acknowledge, self._journal
+
+        def acknowledged(depot: Depot, sequence: int) -> None:
+            acknowledge(depot, sequence)
+            journal.acknowledged(depot.items.acknowledged)
+
+        _put(Depot, "acknowledge", acknowledged)
+
+
+def _put(owner: type, name: str, method: Callable[..., Any]) -> None:
+    setattr(owner, name, method)
+
+
+class Flipper:
+    """Flips bits of entries of a slab that nobody was told of yet, where the page wants it."""
+
+    def __init__(self, control: Control) -> None:
+        self._control = control
+        self._published: list[tuple[int, memoryview]] = []
+
+    def publish(self, publish: Publish) -> Publish:
+        """Return what publishes an entry as before, and remembers where it stands."""
+
+        def published(depot: Depot, ring: Any, room: Any, *, whole: bool) -> None:
+            if self._control.flips and whole and len(room.data) >= 16:
+                self._published.append((room.end, room.data))
+            publish(depot, ring, room, whole=whole)
+
+        return published
+
+    def requests(self, requests: Requests) -> Requests:
+        """Return what rings for entries as before: the sender has sealed them by then."""
+
+        def rung(outgoing: Outgoing, stream: int) -> Iterator[Any]:
+            told = 0
+            for request in requests(outgoing, stream):
+                if self._published and request.HasField("doorbell"):
+                    self._flip(told, request.doorbell.written)
+                told = request.doorbell.written
+                yield request
+
+        return rung
+
+    def _flip(self, told: int, written: int) -> None:
+        for end, data in self._published:
+            if told < end <= written and self._control.flips:
+                data[len(data) // 2] ^= 0x10
+                self._control.flips -= 1
+                self._control.hit("flip")
+        # Views of a slab keep it mapped.
+        if not self._control.flips:
+            self._published.clear()
+
+
+def play(part: Part, over: threading.Event) -> None:
+    """Dump until told to stop, or so many iterations."""
+    control = Control(part.control)
+    journal = Journal(Path(part.journal))
+    witnessed = Witnessed(journal, control)
+    session = rankdump.Session.from_environment(part.environ)
+    assert session.active
+    journal.say(
+        rank=part.rank,
+        life=part.life,
+        session_id=witnessed.session_id,
+        root=part.root,
+    )
+    iteration = 0
+    session.step(iteration)
+    while True:
+        journal.say(begun=iteration)
+        dumped = 0
+        for name in names(part.rank, part.life, iteration):
+            session.dump(OP_TYPE, op_name(name), "output", name.slot, tensor(name))
+            dumped += 1
+        if over.is_set() or iteration + 1 == part.iterations:
+            break
+        # Said before: of an iteration that nobody says has ended there may be no manifest.
+        journal.say(ended=iteration, expected=dumped)
+        iteration += 1
+        session.step(iteration)
+        over.wait(part.pause_s)
+    journal.say(ended=iteration, expected=dumped)
+    session.close()
+    journal.say(left=witnessed.left)
+
+
+def main() -> None:
+    part = Part(**json.loads(sys.argv[1]))
+    Layer(Control(part.control), "/nothing")
+    over = threading.Event()
+    signal.signal(signal.SIGUSR1, lambda *_: over.set())
+    play(part, over)
+
+
+if __name__ == "__main__":
+    main()

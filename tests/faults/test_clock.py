@@ -1,0 +1,41 @@
+"""A clock that is set: names stay apart, and nothing is lost."""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+import numpy as np
+import pytest
+from faults.stand import EACH, Stand
+
+import rankdump
+
+DAY_US = 86_400_000_000
+
+
+@pytest.mark.parametrize("step_us", [DAY_US, -DAY_US, -1])
+def test_steps_of_the_clock_within_a_session(stand: Stand, step_us: int):
+    with stand.session() as session:
+        for iteration in range(4):
+            stand.control.clock_us = step_us * (iteration % 2)
+            stand.play(session, iteration)
+    assert [each.kept for each in stand.settled(4)] == [EACH] * 4
+    assert stand.control.hits("clock")
+    assert stand.stored() == 4 * EACH
+
+
+def test_a_rank_that_starts_again_at_the_very_same_time(stand: Stand, monkeypatch):
+    """Law: of two tensors with one name and one time both are there, or one is counted."""
+    for value in range(2):
+        ticks = itertools.count(1_800_000_000_000_000_000, 1_000_000)
+        monkeypatch.setattr(time, "time_ns", ticks.__next__)
+        with stand.session() as session:
+            session.step(1)
+            session.dump(
+                "Add", "Default/Add-op0", "output", 0, np.full(100, value, dtype=np.float32)
+            )
+    kept = sum(each.kept for each in stand.settled(2))
+    dump = rankdump.open(stand.root)
+    found = sorted(float(dump.load(entry)[0]) for entry in dump.tensors())
+    assert found == [0.0, 1.0][:kept]

@@ -1,0 +1,204 @@
+"""The oracle is told lies, each of which it must find; of the truth it must say nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from faults.content import kept, names
+from faults.oracle import breaches, told_once
+from faults.values import End, Found, Ledger, Life, Listed, Name, Row, Seen
+
+SESSION, ROOT = "session", "/tree"
+ITERATIONS = 2
+NAMES = [name for i in range(ITERATIONS) for name in filter(kept, names(0, 0, i))]
+DUE = len(NAMES) // ITERATIONS
+
+
+def path_of(name: Name) -> str:
+    return f"rank_0/{name.iteration}/{name.number}.{name.slot}"
+
+
+def truth() -> Seen:
+    """A run of one rank in which all went well."""
+    rows = [
+        Row(SESSION, n, replace(name, slot=-1), "stored", "", path_of(name))
+        for n, name in enumerate(NAMES, 1)
+    ]
+    numbers = frozenset(range(1, len(NAMES) + ITERATIONS + 1))
+    ended = dict.fromkeys(range(ITERATIONS), DUE)
+    return Seen(
+        lives=(Life(0, 0, SESSION, ROOT, ITERATIONS - 1, ended, True, max(numbers)),),
+        ledger=Ledger(
+            tuple(rows), tuple(End(SESSION, i, DUE, {}) for i in ended), {SESSION: numbers}
+        ),
+        files=tuple(Found(ROOT, path_of(name), name, "") for name in NAMES),
+        manifests=tuple(
+            Listed(SESSION, i, DUE, DUE, {}, tuple(path_of(n) for n in NAMES if n.iteration == i))
+            for i in ended
+        ),
+        balances={(SESSION, i): (DUE, DUE, 0) for i in ended},
+    )
+
+
+def with_row(seen: Seen, at: int, **changed: object) -> Seen:
+    rows = list(seen.ledger.rows)
+    rows[at] = replace(rows[at], **changed)
+    return replace(seen, ledger=replace(seen.ledger, rows=tuple(rows)))
+
+
+def with_file(seen: Seen, file: Found) -> Seen:
+    return replace(seen, files=(*seen.files, file))
+
+
+def lost_file(seen: Seen) -> Seen:
+    return replace(seen, files=seen.files[1:])
+
+
+def lost_number(seen: Seen) -> Seen:
+    ledger = replace(seen.ledger, sequences={SESSION: seen.ledger.sequences[SESSION] - {3}})
+    return replace(seen, ledger=ledger)
+
+
+def lost_row(seen: Seen) -> Seen:
+    return replace(seen, ledger=replace(seen.ledger, rows=seen.ledger.rows[1:]))
+
+
+def lost_manifest(seen: Seen) -> Seen:
+    return replace(seen, manifests=seen.manifests[1:])
+
+
+def lost_end(seen: Seen) -> Seen:
+    return replace(seen, ledger=replace(seen.ledger, ends=seen.ledger.ends[1:]))
+
+
+def doubled_file(seen: Seen) -> Seen:
+    return with_file(seen, replace(seen.files[0], path="rank_0/0/again"))
+
+
+def doubled_row(seen: Seen) -> Seen:
+    rows = (*seen.ledger.rows, replace(seen.ledger.rows[0], sequence=99))
+    return replace(seen, ledger=replace(seen.ledger, rows=rows))
+
+
+def altered_file(seen: Seen) -> Seen:
+    other = replace(seen.files[0], fault="other elements than were dumped")
+    return replace(seen, files=(other, *seen.files[1:]))
+
+
+def unknown_file(seen: Seen) -> Seen:
+    return with_file(seen, Found(ROOT, "rank_0/0/x", None, ""))
+
+
+def file_of_no_life(seen: Seen) -> Seen:
+    return with_file(seen, Found(ROOT, "rank_0/0/x", replace(NAMES[0], life=7), ""))
+
+
+def file_before_its_time(seen: Seen) -> Seen:
+    return with_file(seen, Found(ROOT, "rank_0/9/x", replace(NAMES[0], iteration=9), ""))
+
+
+def unknown_row(seen: Seen) -> Seen:
+    return with_row(seen, 0, session_id="nobody's")
+
+
+def dropped_but_there(seen: Seen) -> Seen:
+    return with_row(seen, 0, fate="dropped", reason="buffer_full", path="")
+
+
+def dropped_for_no_fault(seen: Seen) -> Seen:
+    return lost_file(with_row(seen, 0, fate="dropped", reason="disk_full", path=""))
+
+
+def dropped_for_no_reason(seen: Seen) -> Seen:
+    return lost_file(with_row(seen, 0, fate="dropped", reason="whim", path=""))
+
+
+def another_path(seen: Seen) -> Seen:
+    return with_row(seen, 0, path=path_of(NAMES[-1]))
+
+
+def early_manifest(seen: Seen) -> Seen:
+    return replace(seen, manifests=(*seen.manifests, replace(seen.manifests[0], iteration=9)))
+
+
+def manifest_of_a_lost_file(seen: Seen) -> Seen:
+    listed = replace(seen.manifests[0], paths=("rank_0/0/gone",))
+    return replace(seen, manifests=(listed, *seen.manifests[1:]))
+
+
+def manifest_out_of_balance(seen: Seen) -> Seen:
+    return replace(seen, manifests=(replace(seen.manifests[0], kept=DUE - 1), *seen.manifests[1:]))
+
+
+def other_balance_told(seen: Seen) -> Seen:
+    return replace(seen, balances={**seen.balances, (SESSION, 0): (DUE, DUE - 1, 1)})
+
+
+def balance_never_told(seen: Seen) -> Seen:
+    return replace(seen, balances={})
+
+
+def complaint(seen: Seen) -> Seen:
+    return replace(seen, complaints=("agent a ended with -6",))
+
+
+LIES: list[Callable[[Seen], Seen]] = [
+    lost_file,
+    lost_number,
+    lost_row,
+    lost_manifest,
+    lost_end,
+    doubled_file,
+    doubled_row,
+    altered_file,
+    unknown_file,
+    file_of_no_life,
+    file_before_its_time,
+    unknown_row,
+    dropped_but_there,
+    dropped_for_no_fault,
+    dropped_for_no_reason,
+    another_path,
+    early_manifest,
+    manifest_of_a_lost_file,
+    manifest_out_of_balance,
+    other_balance_told,
+    balance_never_told,
+    complaint,
+]
+
+
+def test_of_the_truth_nothing_is_said():
+    assert breaches(truth(), {}) == ()
+
+
+@pytest.mark.parametrize("lie", LIES, ids=lambda lie: lie.__name__)
+def test_every_lie_is_found(lie: Callable[[Seen], Seen]):
+    assert told_once(breaches(lie(truth()), {}))
+
+
+def test_a_drop_that_a_fault_explains_is_legal():
+    """Law: it needs its word, its fault, its place in the balance, and no file."""
+    seen = lost_file(with_row(truth(), 0, fate="dropped", reason="disk_full", path=""))
+    first = seen.manifests[0]
+    told = replace(first, kept=DUE - 1, dropped={"disk_full": 1}, paths=first.paths[1:])
+    balances = {**seen.balances, (SESSION, 0): (DUE, DUE - 1, 1)}
+    seen = replace(seen, manifests=(told, *seen.manifests[1:]), balances=balances)
+    assert breaches(seen, {"enospc": 1}) == ()
+    assert breaches(seen, {"eio": 1})
+
+
+def test_more_corrupted_than_flipped_is_a_breach():
+    seen = truth()
+    for at in range(2):
+        seen = with_row(seen, at, fate="dropped", reason="corrupted", path="")
+    said = told_once(breaches(replace(seen, files=seen.files[2:]), {"flipped_chunk": 1}))
+    assert any("1 bytes were flipped" in line for line in said)
+
+
+def test_many_breaches_of_a_law_are_counted():
+    said = told_once(breaches(replace(truth(), files=()), {}))
+    assert any("more" in line for line in said)
+    assert len(said) < 80

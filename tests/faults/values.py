@@ -1,0 +1,179 @@
+"""What the rig's rooms hand to each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+
+class Kind(str, Enum):
+    """A kind of fault."""
+
+    KILL_RANK = "kill_rank"
+    KILL_AGENT = "kill_agent"
+    KILL_WORKER = "kill_worker"
+    KILL_COORDINATOR = "kill_coordinator"
+    CUT = "cut"
+    DELAY = "delay"
+    HOLE = "hole"
+    EIO = "eio"
+    ENOSPC = "enospc"
+    INODES = "inodes"
+    STATE_FULL = "state_full"
+    STALL = "stall"
+    STOPPED = "stopped"
+    DOUBLED = "doubled"
+    SWAPPED = "swapped"
+    FLIPPED_CHUNK = "flipped_chunk"
+    FLIPPED_SLAB = "flipped_slab"
+    CLOCK = "clock"
+    DESCRIPTORS = "descriptors"
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault of a schedule."""
+
+    at_s: float
+    """Since the run began."""
+    kind: Kind
+    target: int
+    """Whom it hits: counted round those of the cast that the kind can hit."""
+    lasts_s: float
+    """0 for what is over at once."""
+    amount: int
+    """How hard, or how: the kind says what it means."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Name:
+    """Which tensor of a job: by this alone its elements are known."""
+
+    rank: int
+    life: int
+    iteration: int
+    number: int
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """One process of a rank, by its journal."""
+
+    rank: int
+    life: int
+    session_id: str
+    root: str
+    begun: int
+    """The last iteration that it began; -1 for none."""
+    ended: Mapping[int, int]
+    """Tensors of each iteration that it ended."""
+    closed: bool
+    """Whether it said goodbye and everything was taken."""
+    acknowledged: int
+    """The highest number that it was told is safe."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A tensor in an agent's ledger."""
+
+    session_id: str
+    sequence: int
+    name: Name | None
+    """None for one that nobody dumped."""
+    fate: str
+    reason: str
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The end of an iteration in an agent's ledger."""
+
+    session_id: str
+    iteration: int
+    expected: int
+    dropped: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """All that an agent remembers."""
+
+    rows: tuple[Row, ...]
+    ends: tuple[End, ...]
+    sequences: Mapping[str, frozenset[int]]
+    """Numbers that stand there, by session."""
+    figures: Mapping[tuple[str, int], int] = field(default_factory=dict[tuple[str, int], int])
+    """Rows of figures that are kept, by session and iteration."""
+    refused: Mapping[tuple[str, int], Mapping[str, int]] = field(
+        default_factory=dict[tuple[str, int], Mapping[str, int]]
+    )
+    """Those that are not, by reason."""
+    folded: Mapping[tuple[str, int], Mapping[str, int]] = field(
+        default_factory=dict[tuple[str, int], Mapping[str, int]]
+    )
+    """Tensors of old iterations of which the ledger keeps sums, by fate, or by a drop's reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A tensor in the tree, or a row of figures."""
+
+    root: str
+    path: str
+    name: Name | None
+    """None for one that nobody dumped."""
+    fault: str
+    """Why it is not the tensor of that name, bit for bit; empty when it is."""
+    row: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A manifest."""
+
+    session_id: str
+    iteration: int
+    expected: int
+    kept: int
+    dropped: Mapping[str, int]
+    paths: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Everything that is known at the end."""
+
+    lives: tuple[Life, ...]
+    ledger: Ledger
+    files: tuple[Found, ...]
+    manifests: tuple[Listed, ...]
+    balances: Mapping[tuple[str, int], tuple[int, int, int]]
+    """As the coordinator has them, by session and iteration: expected, kept, dropped."""
+    complaints: tuple[str, ...] = ()
+    """What was wrong while the run went on, or at its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Breach:
+    """A law that does not hold."""
+
+    law: str
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a run ends with."""
+
+    seed: int
+    seconds: float
+    happened: Mapping[str, int]
+    """Faults that really did, by kind."""
+    missed: Mapping[str, int]
+    figures: Mapping[str, Any]
+    breaches: tuple[Breach, ...]

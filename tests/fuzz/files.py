@@ -1,0 +1,76 @@
+"""Files of tensors and what describes them: npy, zstd, bin, manifests, overflow records."""
+
+from __future__ import annotations
+
+from fuzz.pieces import chosen, file_of
+
+from rankdump import dumpdata
+from rankdump.codec import codec_named
+from rankdump.contract.dumpdata import OpInput, OpOutput
+from rankdump.contract.errors import RankdumpError
+from rankdump.contract.manifest import Manifest
+from rankdump.contract.opdebug import OpDebug, opdebug
+from rankdump.dumpdata.rendering import header_json
+from rankdump.reader import npy_file
+from rankdump.reader.bins import described
+from rankdump.reader.load import load_file
+
+_LIMIT_BYTES = 1 << 20
+"""Most that a packed input may unpack to."""
+
+
+def npys(data: bytes) -> None:
+    """An npy file: no more elements than the file has bytes, or twice that of bfloat16."""
+    array = npy_file.read(memoryview(data))
+    assert array.nbytes <= 2 * len(data)
+    assert not array.flags.writeable
+    array.tobytes()
+
+
+def packed(data: bytes) -> None:
+    """A packed file: of any content within its limit, of an npy file."""
+    which, rest = chosen(data, 2)
+    if which:
+        load_file(file_of(rest, "tensor.npy.zst"), limit_bytes=_LIMIT_BYTES)
+    else:
+        content = codec_named("zstd").decode(rest, limit_bytes=_LIMIT_BYTES)
+        assert len(content) <= _LIMIT_BYTES
+
+
+def bins(data: bytes) -> None:
+    """A file of an operator, plain or packed: listed, and each of its tensors read."""
+    which, rest = chosen(data, 2)
+    path = file_of(rest, "operator.1.zst" if which else "operator.1")
+    for _ in described(path):
+        pass
+    opened = dumpdata.open_bin(path)
+    header_json(opened.header)
+    again = dumpdata.parse(memoryview(dumpdata.head(opened.header) + bytes(_payloads(opened))))
+    assert again.header == opened.header
+    for payload in opened.payloads:
+        held = opened.bytes_of(payload)
+        assert len(held) == payload.part.size
+        if isinstance(payload.part, OpInput | OpOutput):
+            try:
+                dumpdata.array(payload.part, held)
+            except RankdumpError:
+                continue
+
+
+def _payloads(opened: dumpdata.BinFile) -> int:
+    return sum(payload.part.size for payload in opened.payloads)
+
+
+def manifests(data: bytes) -> None:
+    """A manifest: what is read is what would be written."""
+    manifest = Manifest.from_json(data)
+    assert Manifest.from_json(manifest.to_json()) == manifest
+
+
+def opdebugs(data: bytes) -> None:
+    """An overflow record, in bytes or as JSON; its JSON is one again."""
+    which, rest = chosen(data, 2)
+    record = opdebug(rest) if which else OpDebug.from_json(rest)
+    for section in record.overflowed:
+        assert section.meaning or not section.overflowed
+    OpDebug.from_json(record.to_json())

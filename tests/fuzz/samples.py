@@ -1,0 +1,136 @@
+"""One good value of each kind that travels."""
+
+from __future__ import annotations
+
+import numpy as np
+from fuzz.streams import SESSION
+
+from rankdump.contract.events import Event, EventColumns, EventKind, ProcessGroup
+from rankdump.contract.exchange import (
+    CallStacks,
+    Declaration,
+    IterationEnd,
+    KernelArguments,
+    OperatorArguments,
+    RecordHead,
+    SessionEnd,
+    SessionGrant,
+    SessionRequest,
+    SlabPlace,
+)
+from rankdump.contract.figure_rows import FigureRows, TensorKind
+from rankdump.contract.findings import Finding, FindingKind
+from rankdump.contract.graph import (
+    Graph,
+    GraphNode,
+    GraphParameter,
+    GraphPart,
+    SourceLine,
+    TensorType,
+)
+from rankdump.contract.key import Side, TensorKey
+from rankdump.contract.room import MetricSample
+from rankdump.contract.status import (
+    AgentStatus,
+    ClockEstimate,
+    IterationStatus,
+    MergeStatus,
+    OrderEntry,
+    SessionState,
+    SessionStatus,
+    StatusView,
+)
+from rankdump.contract.timeouts import (
+    GroupTimeout,
+    HintLevel,
+    TimeoutHint,
+    TimeoutLimit,
+    Timeouts,
+)
+
+STAMP = 1_700_000_000_000_000
+VALUES = np.arange(6, dtype=np.float32).reshape(2, 3)
+NAME = "Default/network-Net/fc-Dense/Add-op0"
+KEY = TensorKey(0, "Net", 0, 3, STAMP, "Add", NAME, Side.OUTPUT, 1)
+HEAD = RecordHead(KEY, "float32", VALUES.shape, VALUES.nbytes, "args.0")
+KIND = TensorKind(0, "Add", NAME, Side.OUTPUT, 1, "float32", (2, 3), 24)
+EVENTS = EventColumns.of(
+    [
+        Event(0, 3, 0, 0, NAME, EventKind.OPERATOR, STAMP, STAMP + 5),
+        Event(0, 3, 1, 2, "all_reduce", EventKind(2), STAMP + 6, STAMP + 9, group="g", sequence=1),
+    ],
+    (ProcessGroup("g", (0, 1)),),
+)
+TYPE = TensorType("float32", (2, 3))
+NODE = GraphNode(
+    NAME, "Add", ("x",), (TYPE,), {"axis": "1"}, (SourceLine("a.py", 7, "main", "x + y"),)
+)
+TIMEOUTS = Timeouts(
+    {"HCCL_EXEC_TIMEOUT": "68"}, (GroupTimeout("g", "gloo", 5_000_000),), {"x": 1.5}
+)
+DECLARATIONS: tuple[Declaration, ...] = (
+    FigureRows(3, (KIND,), (STAMP,), ("5,0",)),
+    EVENTS,
+    TIMEOUTS,
+    GraphPart(Graph(0, (NODE,), (GraphParameter("x", TYPE),)), first=True, last=True),
+    KernelArguments(3, (OperatorArguments(0, "Add", NAME, {"axis": "1"}),)),
+    CallStacks(3, ("NN_Conv2d_0_forward",), (0,), (("File a.py, line 7, in main, \n x + y",),)),
+    IterationEnd(3, 2, {"buffer_full": 1}, 12, 0, 4),
+    SessionEnd(4, ("a note",)),
+)
+REQUEST = SessionRequest(
+    job_id="job",
+    session_id=SESSION,
+    rank=0,
+    world_size=2,
+    device=0,
+    host="host",
+    pid=17,
+    framework="torch 2.13.0",
+    device_target="CPU",
+    plan_json=b"{}",
+    config_source=b"{}",
+    wants_slab=True,
+)
+GRANT = SessionGrant(b"token", 7, 1 << 30, "", SlabPlace("/run/a.slab", 1 << 20), "")
+LIMIT = TimeoutLimit("HCCL_EXEC_TIMEOUT", 68_000_000, "default", (0, 1))
+HINT = TimeoutHint(
+    job_id="job",
+    group="g",
+    backend="gloo",
+    level=HintLevel.WARNING,
+    waiting=False,
+    kind="collective",
+    name="all_reduce",
+    iteration=3,
+    sequence=1,
+    first_rank=0,
+    last_rank=1,
+    spread_us=60_000_000,
+    dump_us=5,
+    limit=LIMIT,
+    limits=(LIMIT,),
+    projected_us=61_000_000,
+    projected_iteration=9,
+    settings=("HCCL_EXEC_TIMEOUT=136",),
+    reason="rank 0 waited for rank 1",
+)
+FINDING = Finding(FindingKind.MISSING_MEMBER, 3, "rank 1 is missing", (1,), "g", 1, NAME, 4)
+ENTRY = OrderEntry(
+    0, 0, 3, (0, 1), "all_reduce", EventKind(2), "g", 1, STAMP, STAMP + 9, (), (1, 1), (0, 0), 6
+)
+SESSION_STATUS = SessionStatus(
+    "job", SESSION, 0, 1, 0, "host", 17, SessionState.CLOSED, notes=("a note",)
+)
+BALANCE = IterationStatus("job", SESSION, 0, 3, True, 4, 1, 1, 1, {"disk_low": 1}, 24, 24, 5, 0, 3)
+VIEW = StatusView(
+    sessions=(SESSION_STATUS,),
+    iterations=(BALANCE,),
+    roots=("/trees/a",),
+    findings=("a sentence",),
+    agents=(AgentStatus("agent", "host", 0.5, True, ClockEstimate(3, 1, 0, True)),),
+    merges=(MergeStatus("job", 1, 2),),
+    hints=(HINT,),
+    order_findings=(FINDING,),
+)
+SAMPLES = [MetricSample("rankdump_agent_records_total", 3.0, {"fate": "stored"})]

@@ -1,0 +1,132 @@
+"""Makes the first files of the corpus, good ones: `PYTHONPATH=tests python -m fuzz.seeds`.
+
+A fuzzer starts from these; what it found is kept beside them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from fuzz import samples
+from fuzz.pieces import joined
+from fuzz.seeds_of_files import FILES
+from fuzz.streams import PLANS, RING_BYTES
+from fuzz.targets import CORPUS
+from xxhash import xxh3_128_digest
+
+from rankdump.contract.figure_rows import FigureRows
+from rankdump.contract.plan_json import plan_to_json
+from rankdump.contract.slab import RING_OFFSET, format_slab, slab_bytes
+from rankdump.contract.slab_writer import SlabWriter
+from rankdump.wire import views
+from rankdump.wire.convert import (
+    session_grant_to_wire,
+    session_request_to_wire,
+    timeouts_to_wire,
+)
+from rankdump.wire.events import events_to_wire
+from rankdump.wire.frames import declaration_frame, record_body, record_frames
+from rankdump.wire.v1 import agent_pb2, coordinator_pb2
+
+
+def main() -> None:
+    """Write them."""
+    made = {
+        "requests": [*_requests()],
+        "frames": [bytes([which]) + joined([*_frames()]) for which in range(len(PLANS))],
+        "slabs": [b"\0" + _slab()],
+        "ledger": [*_kept()],
+        "reports": [joined([_report(1), _report(2)])],
+        "answers": [*_answers()],
+        "plans": [plan_to_json(plan) for plan in PLANS],
+        **FILES,
+    }
+    for name, inputs in made.items():
+        folder = CORPUS / name
+        folder.mkdir(parents=True, exist_ok=True)
+        for number, data in enumerate(inputs):
+            (folder / f"seed_{number}").write_bytes(data)
+
+
+def _requests() -> Iterator[bytes]:
+    for plan in PLANS:
+        request = replace(samples.REQUEST, plan_json=plan_to_json(plan))
+        yield session_request_to_wire(request).SerializeToString()
+
+
+def _frames() -> Iterator[bytes]:
+    data = samples.VALUES.tobytes()
+    for frame in record_frames(1, samples.HEAD, memoryview(data)):
+        yield frame.SerializeToString()
+    cut = next(record_frames(2, samples.HEAD, memoryview(data[:8])))
+    yield cut.SerializeToString()
+    chunk = agent_pb2.Chunk(offset=8, data=data[8:])
+    yield agent_pb2.Frame(sequence=2, chunk=chunk).SerializeToString()
+    for sequence, declaration in enumerate(samples.DECLARATIONS, 3):
+        yield declaration_frame(sequence, declaration).SerializeToString()
+
+
+def _slab() -> bytes:
+    memory = memoryview(bytearray(slab_bytes(RING_BYTES)))
+    format_slab(memory)
+    writer = SlabWriter(memory)
+    data = samples.VALUES.tobytes()
+    for sequence in range(1, 5):
+        frame = agent_pb2.Frame(sequence=sequence).SerializeToString() + record_body(samples.HEAD)
+        room = writer.reserve(frame, len(data), sequence=sequence, mark=1)
+        assert room is not None
+        room.data[:] = data
+        (writer.abandon if sequence == 3 else writer.commit)(room)
+        if sequence == 2:
+            writer.seal(writer.written, lambda _, elements: xxh3_128_digest(elements))
+    end = RING_OFFSET + writer.written
+    written = writer.written.to_bytes(8, "little")
+    return bytes(8) + written + bytes(memory[RING_OFFSET:end])
+
+
+def _kept() -> Iterator[bytes]:
+    for declaration in samples.DECLARATIONS:
+        which = not isinstance(declaration, FigureRows)
+        yield bytes([which]) + declaration_frame(7, declaration).SerializeToString()
+
+
+def _report(sequence: int) -> bytes:
+    return coordinator_pb2.ReportRequest(
+        agent_id="agent",
+        sequence=sequence,
+        sessions=[views.session_to_wire(samples.SESSION_STATUS)],
+        iterations=[views.iteration_to_wire(samples.BALANCE)],
+        events=[
+            coordinator_pb2.RankEvents(
+                job_id="job",
+                rank=0,
+                session_id=samples.BALANCE.session_id,
+                columns=events_to_wire(samples.EVENTS),
+            )
+        ],
+        timeouts=[
+            coordinator_pb2.RankTimeouts(
+                job_id="job", rank=0, timeouts=timeouts_to_wire(samples.TIMEOUTS)
+            )
+        ],
+        roots={"job": "/trees/a"},
+        host="host",
+    ).SerializeToString()
+
+
+def _answers() -> Iterator[bytes]:
+    messages = (
+        session_grant_to_wire(samples.GRANT),
+        views.view_to_wire(samples.VIEW),
+        views.entry_to_wire(samples.ENTRY),
+        views.finding_to_wire(samples.FINDING),
+        views.timeout_hint_to_wire(samples.HINT),
+        views.samples_to_wire(samples.SAMPLES),
+    )
+    for which, message in enumerate(messages):
+        yield bytes([which]) + message.SerializeToString()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""The first files of the corpus for what readers find on disk, and in configurations."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from fuzz import samples
+from suites import native_tree, overflow_files
+from suites.api_dumps import call
+
+from rankdump.codec import ZstdCodec
+from rankdump.contract.layout import operator_csv, statistic_csv
+from rankdump.contract.layout.api_stacks import entry
+from rankdump.contract.layout.profile import DEFAULT_PROFILE
+from rankdump.contract.manifest import Manifest, ManifestRecord
+from rankdump.contract.opdebug import opdebug
+from rankdump.contract.order import finding_to_line, to_line
+from rankdump.contract.timeouts import hints_to_text
+from rankdumpd.agent.draw import drawings
+from rankdumpd.coordinator.hints.state import HintState
+
+_REPOSITORY = Path(__file__).parents[2]
+_NPY = native_tree.npy_bytes(samples.VALUES)
+_BIN = native_tree.bin_bytes(samples.VALUES, samples.VALUES)
+_NAME = samples.NAME.replace("/", "_")
+_ITEMS = ("max", "min", "avg")
+_STACK = ("File a.py, line 7, in main, \n x + y",)
+_OLD = overflow_files.old(core=overflow_files.CORE, status=(0, 0, 0x20))
+_FILE = f"Add.{_NAME}.0.0.{samples.STAMP}.output.1.DefaultFormat.npy"
+_RECORD = ManifestRecord(
+    path=f"rank_0/Net/0/3/{_FILE}",
+    timestamp_us=samples.STAMP,
+    op_type="Add",
+    op_name=samples.NAME,
+    argument="args.0",
+    dtype="float32",
+    shape=(2, 3),
+    bytes_in=24,
+    bytes_stored=80,
+    digest="d",
+)
+
+
+def _packed(data: bytes) -> bytes:
+    return b"".join(ZstdCodec().encode([data]))
+
+
+def _dialects() -> list[bytes]:
+    examples = _REPOSITORY / "examples"
+    acl = json.loads((examples / "acl.json").read_bytes())
+    acl["dump"]["dump_path"] = "/tmp"
+    config = {"dump_path": "/tmp", "dump_step": "0|5-8", "dump_layer": "a b"}
+    return [
+        b"\0" + (examples / "data_dump.json").read_bytes(),
+        b"\0" + json.dumps(acl).encode(),
+        b"\1" + json.dumps(config).encode(),
+        b'\2{"a": "b"}',
+        b"\2# names\na, b\n",
+    ]
+
+
+def _tables() -> list[bytes]:
+    head = replace(samples.HEAD, key=samples.KEY)
+    row = statistic_csv.row(head, ("5", "0", "2.5"), DEFAULT_PROFILE)
+    whole = f"{statistic_csv.header(_ITEMS)}\n{row}\n"
+    line = operator_csv.row(samples.KIND, "ND", "5,0,2.5")
+    return [b"\0" + whole.encode(), f"\1{operator_csv.header(_ITEMS)}\n{line}\n".encode()]
+
+
+def _apis() -> list[bytes]:
+    lines = [line.text(extended=True) for line in call("NN_Conv2d_0", recomputed=True)]
+    stack = f"{{\n{entry('torch.nn.Conv2d(0) forward', _STACK)}\n}}"
+    return [b"\0" + "\n".join(lines).encode() + b"\n", b"\1" + stack.encode()]
+
+
+def _graphs() -> list[bytes]:
+    graph = samples.DECLARATIONS[3].graph  # type: ignore[union-attr]
+    files = drawings(graph, DEFAULT_PROFILE)
+    return [data for name, data in files.items() if name.endswith(".ir")]
+
+
+FILES: dict[str, list[bytes]] = {
+    "dialects": _dialects(),
+    "paths": [
+        b"\0rank_0/Net/0/3/Add.%s.0.0.%d.output.1.DefaultFormat.npy"
+        % (_NAME.encode(), samples.STAMP),
+        b"123.npy,Add.a.0.0.5.input.0.DefaultFormat.npy\n\0rank_0/Net/0/3/123.npy",
+        b"\0" + b"20261121175901/0/Net/1/3/Add.Default_Add-op0.7.3.1700000000000000",
+        b"\0rank0/torch_api_dump/NN_Conv2d_0_forward_input.0.npy",
+        b"\0rank0/torch_api_dump/LAYER_stem_forward_input.npy",
+    ],
+    "places": [
+        bytes([which]) + samples.STAMP.to_bytes(8, "little") + b"Add\0%s\0args.0\0" % name
+        for which in range(0, 10, 3)
+        for name in (samples.NAME.encode(), b"NN_Conv2d_0_forward")
+    ],
+    "npys": [
+        _NPY,
+        native_tree.npy_bytes(samples.VALUES.astype(np.float16), descr="<T2"),
+        (_REPOSITORY / "tests/golden/npy/2.0.0-float32-empty.npy").read_bytes(),
+    ],
+    "packed": [b"\0" + _packed(_NPY), b"\1" + _packed(_NPY), b"\0" + _packed(b"") + _packed(b"ab")],
+    "bins": [b"\0" + _BIN, b"\1" + _packed(_BIN), b"\0" + overflow_files.debug_file(_OLD)],
+    "manifests": [Manifest(samples.BALANCE, 2, 0, "host", (_RECORD,)).to_json()],
+    "opdebugs": [
+        b"\1" + _OLD,
+        b"\1" + overflow_files.new(0, *range(15), version=1, size=200),
+        b"\0" + opdebug(_OLD).to_json().encode(),
+        b"\0" + opdebug(overflow_files.new(3, *range(14))).to_json().encode(),
+    ],
+    "statistics": _tables(),
+    "apis": _apis(),
+    "orders": [
+        b"\0" + to_line(samples.ENTRY).encode(),
+        b"\1" + finding_to_line(samples.FINDING).encode(),
+        b"\2" + hints_to_text([samples.HINT]).encode(),
+        b"\3" + HintState(3, {0: 5}, {0: 1}).to_json().encode(),
+    ],
+    "graphs": _graphs(),
+}
+"""By target; the first byte of some says which of its decoders it is for."""

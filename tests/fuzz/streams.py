@@ -1,0 +1,210 @@
+"""What ranks send: introductions, and streams of frames in any order, to one session."""
+
+from __future__ import annotations
+
+from fuzz.pieces import chosen, pieces
+from google.protobuf.message import DecodeError
+
+from rankdump.contract.errors import RankdumpError, RetryableError
+from rankdump.contract.events import EventColumns
+from rankdump.contract.exchange import IterationEnd, RecordHead, SessionEnd, SessionRequest
+from rankdump.contract.figure_rows import FigureRows
+from rankdump.contract.graph import GraphPart
+from rankdump.contract.plan import Content, DumpPlan, Output
+from rankdump.contract.selection import YES, Verdict
+from rankdump.contract.slab import (
+    RELEASED_AT,
+    RING_OFFSET,
+    WRITTEN_AT,
+    Memory,
+    format_slab,
+    slab_bytes,
+)
+from rankdump.contract.slab_reader import Entry, SlabReader
+from rankdump.contract.status import StatusView
+from rankdump.wire import convert
+from rankdump.wire.v1 import agent_pb2
+from rankdump.wire.views import view_from_wire, view_to_wire
+from rankdumpd.agent import vet
+from rankdumpd.agent.draw import drawings
+from rankdumpd.agent.receive import (
+    Assembler,
+    Received,
+    declaration_again,
+    figure_rows_again,
+)
+from rankdumpd.agent.sessions import Session
+from rankdumpd.agent.values import Declared, Judged, Outcome, Parcel, dropped
+
+SESSION = "session-1"
+RING_BYTES = 1 << 16
+_MOST_RECORD_BYTES = 16 << 20
+PLANS = (
+    DumpPlan(Output("/trees/a", "Net")),
+    DumpPlan(Output("/trees/a"), content=Content(saved="statistic", statistics=("max", "min"))),
+    DumpPlan(Output("/trees/a"), content=Content(saved="full", statistics=("max",))),
+)
+_REQUEST = SessionRequest(
+    session_id=SESSION,
+    job_id="job",
+    rank=0,
+    world_size=2,
+    device=0,
+    host="host",
+    pid=1,
+    framework="torch",
+    device_target="CPU",
+    plan_json=b"",
+    config_source=b"",
+)
+
+
+class _Agent:
+    """A session that settles what its stream completes at once, as the rooms behind it would."""
+
+    def __init__(self, plan: DumpPlan) -> None:
+        self.session = Session(_REQUEST, plan)
+        self._settled: set[int] = set()
+        self._assembler = self._connected()
+
+    def take(self, raw: bytes, data: memoryview | None = None, lost: str = "") -> None:
+        """Take a frame. One that cannot be read is given up; another fault ends the stream."""
+        try:
+            frame = agent_pb2.Frame.FromString(raw)
+        except DecodeError:
+            self._assembler = self._connected()
+            return
+        try:
+            received = self._assembler.feed(frame, data, lost=lost)
+        except RankdumpError as error:
+            received = self._given_up(frame, error)
+        if received is not None:
+            self._settle(received)
+
+    def _given_up(self, frame: agent_pb2.Frame, error: RankdumpError) -> Received | None:
+        unread = frame.sequence and frame.sequence == self._assembler.last_sequence
+        if unread and not isinstance(error, RetryableError):
+            return self._assembler.settle_unreadable(frame)
+        self._assembler = self._connected()
+        return None
+
+    def end(self) -> None:
+        """End the stream within whatever it is; then tell of the session."""
+        cut = self._assembler.cut_off("torn")
+        if cut is not None:
+            self._settle(cut)
+        session = self.session
+        view = StatusView(sessions=(session.status(),), iterations=tuple(session.iterations()))
+        assert view_from_wire(view_to_wire(view)) == view
+
+    def _connected(self) -> Assembler:
+        outlet = self.session.outlet
+        return Assembler(
+            SESSION,
+            rank=0,
+            net_name=self.session.plan.output.net_name,
+            highest_first=self.session.watermark + 1,
+            figures=outlet.figures,
+            elements=outlet.elements,
+            degrades=outlet.degrades,
+            known=self.session.known,
+            admit=_admit,
+        )
+
+    def _settle(self, item: Received) -> None:
+        assert item.ticket.sequence not in self._settled
+        self._settled.add(item.ticket.sequence)
+        assert self.session.claim({item.ticket.sequence})
+        outcomes, judged, declared = list[Outcome](), list[Judged](), list[Declared]()
+        if isinstance(item, Parcel):
+            assert len(item.data) == item.head.byte_count
+            outcomes.append(dropped(item.ticket, item.head, "write_error"))
+        elif isinstance(item, Outcome):
+            outcomes.append(item)
+        elif isinstance(item, Judged):
+            judged.append(item)
+        elif isinstance(item.declaration, FigureRows):
+            judged.append(Judged(item.ticket, item.declaration, {}, item.raw))
+        else:
+            declared.append(item)
+        self.session.committed(outcomes, judged, declared)
+        while due := self.session.due.next(self.session.watermark):
+            self._apply(due)
+
+    def _apply(self, declared: Declared) -> None:
+        assert declaration_again(declared.raw, SESSION).ticket == declared.ticket
+        declaration, session = declared.declaration, self.session
+        if isinstance(declaration, IterationEnd):
+            session.end_iteration(declared, declaration)
+        elif isinstance(declaration, SessionEnd):
+            session.say_goodbye(declaration)
+        elif isinstance(declaration, EventColumns):
+            session.program.take(declaration)
+        elif isinstance(declaration, GraphPart):
+            graph = session.graphs.take(declared.ticket, declaration)
+            if graph:
+                drawings(graph, session.outlet.stand.profile)
+
+
+def _admit(head: RecordHead) -> Verdict:
+    large = head.byte_count > _MOST_RECORD_BYTES
+    return Verdict(False, "record_too_large") if large else YES
+
+
+def frames(data: bytes) -> None:
+    """Frames of streams of one session, good and bad, in any order."""
+    which, rest = chosen(data, len(PLANS))
+    agent = _Agent(PLANS[which])
+    for piece in pieces(rest):
+        agent.take(piece)
+    agent.end()
+
+
+def slabs(data: bytes) -> None:
+    """A ring that holds anything: what its reader finds goes in as frames with data beside them.
+
+    The input is `released`, `written`, and the ring from there on.
+    """
+    which, rest = chosen(data, len(PLANS))
+    memory = memoryview(bytearray(slab_bytes(RING_BYTES)))
+    format_slab(memory)
+    store = Memory(memory)
+    released = int.from_bytes(rest[:8], "little")
+    store.put_number(RELEASED_AT, released)
+    store.put_number(WRITTEN_AT, int.from_bytes(rest[8:16], "little"))
+    begin = RING_OFFSET + released % RING_BYTES
+    ring = rest[16 : 16 + len(memory) - begin]
+    memory[begin : begin + len(ring)] = ring
+    agent, reader = _Agent(PLANS[which]), SlabReader(store)
+    try:
+        for entry in reader.entries():
+            _taken(agent, reader, entry, "copy_failed")
+        for entry in reader.remains():
+            _taken(agent, reader, entry, "torn")
+    finally:
+        agent.end()
+
+
+def _taken(agent: _Agent, reader: SlabReader, entry: Entry, lost: str) -> None:
+    if not entry.damaged:
+        agent.take(bytes(entry.frame), reader.data(entry), "" if entry.whole else lost)
+
+
+def requests(data: bytes) -> None:
+    """The introduction of a rank, up to its plan."""
+    try:
+        message = agent_pb2.OpenSessionRequest.FromString(data)
+    except DecodeError:
+        return
+    request = convert.session_request_from_wire(message)
+    assert request.rank < request.world_size
+    vet.plan_of(request)
+
+
+def ledger(data: bytes) -> None:
+    """Frames as the ledger keeps them, damaged."""
+    which, rest = chosen(data, 2)
+    if which:
+        declaration_again(rest, SESSION)
+    else:
+        figure_rows_again(rest)

@@ -1,0 +1,54 @@
+"""Every decoder of bytes that somebody else made, by the name of its folder in the corpus.
+
+A target returns, or raises a RankdumpError: whatever else it raises is a defect, and so is memory
+out of proportion to its input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from fuzz import answers, files, naming, plans, streams, tables
+
+from rankdump.contract.errors import RankdumpError
+
+CORPUS = Path(__file__).parent / "corpus"
+
+TARGETS: dict[str, Callable[[bytes], None]] = {
+    target.__name__: target
+    for target in (
+        streams.requests,
+        streams.frames,
+        streams.slabs,
+        streams.ledger,
+        answers.reports,
+        answers.answers,
+        plans.plans,
+        plans.dialects,
+        naming.paths,
+        naming.places,
+        files.npys,
+        files.packed,
+        files.bins,
+        files.manifests,
+        files.opdebugs,
+        tables.statistics,
+        tables.apis,
+        tables.orders,
+        tables.graphs,
+    )
+}
+
+
+def fed(name: str, data: bytes) -> None:
+    """Give a target bytes; what it may raise is not raised."""
+    try:
+        TARGETS[name](data)
+    except RankdumpError:
+        return
+
+
+def kept(name: str) -> list[Path]:
+    """Return the files of a target's corpus."""
+    return sorted((CORPUS / name).iterdir())

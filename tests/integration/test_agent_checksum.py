@@ -1,0 +1,113 @@
+"""What was changed on its way is not taken for a tensor, and costs nothing but itself."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import grpc
+import numpy as np
+import pytest
+import xxhash
+from suites.slab_rooms import MIB, SMALL, arrays_of, counts, manifest_of, wait_until
+from suites.slab_side import SlabSide
+
+from rankdump.contract.slab import HEAD
+from rankdump.wire.v1 import agent_pb2
+
+ARRAY = np.arange(100, dtype=np.float32)
+LARGE = np.arange(20_000, dtype=np.float32)
+
+
+@pytest.fixture
+def rank(make_agent, make_rank, short_dir):
+    agent = make_agent(runtime_dir=str(short_dir), slab_bytes=MIB)
+    return make_rank(agent.address, wants_slab=True, codec="none", delivery=SMALL)
+
+
+@pytest.fixture
+def side(rank) -> Iterator[SlabSide]:
+    place = rank.open().slab
+    side = SlabSide(place.path, place.length)
+    yield side
+    side.close()
+
+
+def put(side: SlabSide, frames, sequence: int, array: np.ndarray) -> int:
+    """Publish a record; return where in the ring its entry begins."""
+    begin = side.writer.written
+    frame = frames.record(sequence, array, first_bytes=0).SerializeToString()
+    side.put(frame, array.tobytes(), sequence=sequence, mark=1)
+    return begin
+
+
+@pytest.mark.parametrize("array", [ARRAY, LARGE], ids=["small", "large"])
+@pytest.mark.parametrize("place", ["frame", "data"])
+def test_a_changed_entry_is_a_counted_drop(rank, side, frames, array, place, caplog):
+    """Whatever of it was changed after the seal; its neighbours are in the tree."""
+    caplog.set_level(logging.CRITICAL)
+    begins = [put(side, frames, number, array + number) for number in (1, 2, 3)]
+    side.put(frames.end(4, 0, 3).SerializeToString(), sequence=4)
+    side.seal()
+    side.flip(begins[1] + HEAD.size + 3 if place == "frame" else begins[2] - 100)
+    rank.push().ring(side.writer.written).wait_acknowledged(4)
+    assert counts(rank) == {"stored": 2, "degraded": 0, "expected": 3, "corrupted": 1}
+    assert arrays_of(rank.root) == [(array + number).tobytes() for number in (1, 3)]
+    assert manifest_of(rank.root).status.balanced
+    assert side.writer.released == side.writer.written
+
+
+def test_a_declaration_that_was_changed_costs_itself(rank, side, frames):
+    """The stream goes on behind it."""
+    side.put(frames.end(1, 0, 0).SerializeToString(), sequence=1)
+    put(side, frames, 2, ARRAY)
+    side.seal()
+    side.flip(HEAD.size + 1)
+    rank.push().ring(side.writer.written).wait_acknowledged(2)
+    assert arrays_of(rank.root) == [ARRAY.tobytes()]
+    assert "rank 0: frames were damaged in its slab" in rank.status().findings
+
+
+@pytest.mark.parametrize("place", ["first frame", "frame", "data"])
+def test_a_changed_piece_costs_its_record(rank, side, frames, place):
+    """A record in pieces says what all of it is known by; what follows is taken."""
+    data, begins = LARGE.tobytes(), []
+    checksum = xxhash.xxh3_128_digest(data)
+    head = frames.record(1, LARGE, first_bytes=0, checksum=checksum)
+    for at in range(0, len(data), 30_000):
+        frame = agent_pb2.Frame(sequence=1, chunk=agent_pb2.Chunk(offset=at)) if at else head
+        begins.append(side.writer.written)
+        piece = data[at : at + 30_000]
+        side.put(frame.SerializeToString(), piece, sequence=1, mark=0 if at else 1)
+    put(side, frames, 2, ARRAY)
+    side.writer.seal(side.writer.written, lambda number, _: b"")
+    at = {"first frame": HEAD.size, "frame": begins[1] + HEAD.size, "data": begins[2] - 100}
+    side.flip(at[place])
+    stream = rank.push().ring(side.writer.written)
+    stream.wait_acknowledged(2)
+    assert counts(rank) == {"stored": 1, "degraded": 0, "expected": 0, "corrupted": 1}
+    assert stream.finish() is grpc.StatusCode.OK
+
+
+def test_what_was_not_sealed_is_taken(rank, side, frames):
+    """A rank that was killed before its sender came to it leaves entries without checksums."""
+    put(side, frames, 1, ARRAY)
+    side.flip(side.writer.written - 200)
+    side.unlock()
+    wait_until(lambda: rank.status().iterations)
+    (found,) = arrays_of(rank.root)
+    assert found != ARRAY.tobytes()
+
+
+@pytest.mark.parametrize("first", [None, 1000])
+def test_on_the_stream(rank, side, frames, first):
+    """Chunks are of the whole; without a checksum, as of an earlier library, all is taken."""
+    side.unlock()
+    stream = rank.push()
+    for number, checksum in enumerate([b"", None, bytes(16), b"x"], 1):
+        array = LARGE + number
+        said = xxhash.xxh3_128_digest(array.tobytes()) if checksum is None else checksum
+        frame = frames.record(number, array, first_bytes=first, checksum=said)
+        stream.send(frame, *([] if first is None else frames.chunks(number, array, first, 50_000)))
+    stream.wait_acknowledged(4)
+    assert counts(rank) == {"stored": 2, "degraded": 0, "expected": 0, "corrupted": 2}

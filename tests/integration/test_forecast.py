@@ -1,0 +1,123 @@
+"""One iteration that was dumped tells what ten will take."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rankdump.cli.commands import answer
+from rankdump.contract.plan import Content
+
+
+def dump(rank, frames, iterations: int) -> None:
+    chance = np.random.default_rng(rank.rank)
+    rank.open()
+    stream, sequence = rank.push(), 0
+    for iteration in range(iterations):
+        for number in range(12):
+            sequence += 1
+            array = chance.standard_normal(300 * (number + 1)).astype(np.float16)
+            name = f"Default/{number}/X-op0"
+            if rank.output.get("layout") == "api-torch":
+                name = f"NN_X_{12 * iteration + number}_forward"
+            about = {"op_name": name, "argument": "output"}
+            stream.send(frames.record(sequence, array, iteration=iteration, **about))
+        sequence += 1
+        stream.send(frames.end(sequence, iteration, 12))
+    stream.wait_acknowledged(sequence)
+    stream.finish()
+
+
+def measured(root: Path) -> tuple[int, int]:
+    """Files, and the blocks that they and their folders take."""
+    block = os.statvfs(root).f_frsize
+    paths = [path for path in root.rglob("*") if not path.is_symlink()]
+    sizes = [path.stat().st_size for path in paths if path.is_file()]
+    folders = sum(path.is_dir() for path in paths)
+    return len(sizes), sum(-(-each // block) * block for each in sizes) + 4096 * folders
+
+
+@pytest.mark.parametrize("form", ["tensor", "full", "bin", "api"])
+def test_one_iteration_against_ten(make_agent, make_rank, frames, short_dir, capsys, form):
+    agent = make_agent()
+    output = {"layout": "mindspore-async", "file_format": "bin"} if form == "bin" else {}
+    output = {"layout": "api-torch"} if form == "api" else output
+    content = Content("full" if form in ("full", "api") else "tensor", ("max", "min", "avg"))
+    roots = [short_dir / "one", short_dir / "ten"]
+    for root, iterations in zip(roots, (1, 10), strict=True):
+        for number in range(2):
+            about = {"rank": number, "world_size": 2, "session_id": f"{root.name}{number}"}
+            job = {"job_id": root.name, "content": content, "output": output}
+            dump(make_rank(agent.address, root=root, **about, **job), frames, iterations)
+    one, ten = roots
+    said = ["forecast", "--iterations", "10", "--keep-free", "0", "--json", str(one)]
+    assert answer(said) == 0
+    found = json.loads(capsys.readouterr().out)
+    count, disk = measured(ten)
+    assert found["tensors"] == 240
+    assert found["disk_bytes"] == pytest.approx(disk, rel=0.02)
+    assert found["files"] == pytest.approx(count, rel=0.02)
+    assert (found["observed"], found["ranks"]) == (1, 2)
+
+
+@pytest.fixture
+def one(make_agent, make_rank, frames, short_dir) -> Path:
+    rank = make_rank(make_agent().address)
+    dump(rank, frames, 1)
+    return rank.root
+
+
+def config(folder: Path, root: Path, iteration: str = "0-9") -> str:
+    path = folder / "data_dump.json"
+    common = {
+        "dump_mode": 0,
+        "path": str(root),
+        "net_name": "Net",
+        "iteration": iteration,
+        "saved_data": "tensor",
+        "input_output": 0,
+        "kernels": [],
+        "support_device": [0],
+    }
+    body = {
+        "common_dump_settings": common,
+        "e2e_dump_settings": {"enable": True, "trans_flag": True},
+    }
+    path.write_text(json.dumps(body))
+    return str(path)
+
+
+def test_words_and_codes(one, short_dir, capsys, monkeypatch):
+    room = shutil.disk_usage(one)
+    monkeypatch.setattr("rankdump.contract.forecast.KEEP_FREE_RATIO", 0.0)
+    plenty = ["--keep-free", "0"]
+    assert answer(["forecast", *plenty, str(one), "--config", config(short_dir, one)]) == 0
+    assert "10 iterations will take:" in capsys.readouterr().out
+    huge = config(short_dir, one, f"0-{room.total}")
+    assert answer(["forecast", *plenty, str(one), "--config", huge]) == 1
+    assert "it does not fit" in capsys.readouterr().out
+    assert answer(["forecast", "--keep-free", "110%", str(one)]) == 2
+    assert answer(["forecast", "--iterations", "1", "--config", huge, str(one)]) == 2
+    (short_dir / "empty").mkdir()
+    assert answer(["forecast", str(short_dir / "empty")]) == 1
+    assert "no iteration with tensors is complete" in capsys.readouterr().err
+
+
+def test_run_requires_that_it_fits(one, short_dir, capfd):
+    """A job whose plan does not fit is not started."""
+    started = short_dir / "started"
+    job = ["--", sys.executable, "-c", f"open({str(started)!r}, 'w')"]
+    huge = config(short_dir, short_dir / "new", f"0-{1 << 60}")
+    asked = ["run", "--require-fit", "--config", huge]
+    assert answer([*asked, *job]) == 2
+    assert "run once with iteration 0" in capfd.readouterr().err
+    assert answer([*asked, "--observed", str(one), *job]) == 1
+    assert "the plan does not fit" in capfd.readouterr().err
+    assert answer(["run", "--require-fit", *job]) == 2
+    assert not started.exists()

@@ -1,0 +1,149 @@
+"""A ledger made anew from a tree: it says what the old one said, and nothing comes twice."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import sqlite3
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rankdump.cli.commands import answer
+from rankdump.contract.errors import ConfigError, DamagedError
+from rankdump.contract.manifest import Manifest
+from rankdump.contract.plan import Content
+from rankdump.fsck import check_tree
+from rankdump.wire.views import view_from_wire
+from rankdumpd.agent.ledger import Ledger
+from rankdumpd.rebuild.command import rebuild
+
+BIN = {"layout": "mindspore-async", "file_format": "bin"}
+
+
+def frames_of(frames, iterations: int) -> list:
+    """Two tensors that are the same in every iteration, one that is not; one the rank dropped."""
+    made, sequence = [], 0
+    for iteration in range(iterations):
+        for name in "abc":
+            sequence += 1
+            number = iteration if name == "c" else 0
+            array = np.arange(400, dtype=np.float32) + number
+            made.append(
+                frames.record(sequence, array, iteration=iteration, op_name=f"Default/{name}/X-op0")
+            )
+        sequence += 1
+        made.append(frames.end(sequence, iteration, 4, buffer_full=1))
+    return made
+
+
+def balances(view) -> list:
+    return sorted(str(each) for each in view.iterations)
+
+
+def files(root: Path) -> dict[str, bytes]:
+    found = sorted(path for path in root.rglob("*") if path.is_file())
+    return {str(path.relative_to(root)): path.read_bytes() for path in found}
+
+
+def rows(state_dir: Path, query: str) -> list:
+    with sqlite3.connect(state_dir / "ledger.sqlite") as base:
+        return base.execute(query).fetchall()
+
+
+@pytest.mark.parametrize("output", [{}, BIN], ids=["npy", "bin"])
+def test_the_new_ledger_is_the_old_one(make_agent, make_rank, frames, short_dir, output):
+    agent = make_agent()
+    rank = make_rank(agent.address, output=output)
+    rank.open()
+    sent = frames_of(frames, 3)
+    rank.push().send(*sent).wait_acknowledged(len(sent))
+    old = balances(rank.status())
+    tree = files(rank.root)
+    agent.stop()
+    state = short_dir / "state"
+    query = (
+        "SELECT sequence, iteration, graph, fate, CASE joined WHEN 0 THEN path ELSE whole END,"
+        " bytes_in, bytes_stored, digest, member, shape FROM records"
+    )
+    before, ends = rows(state, query), rows(state, "SELECT * FROM iterations")
+    state.rename(short_dir / "lost")
+    done = rebuild(rank.root, state)
+    assert dataclasses.astuple(done) == (1, 3, 9)
+    assert rows(state, query) == before
+    assert rows(state, "SELECT * FROM iterations") == ends
+    agent.start()
+    assert rank.open().acknowledged_sequence == len(sent)
+    assert balances(rank.status()) == old
+    # From its first frame again, and on.
+    more = frames_of(frames, 4)
+    rank.push().send(*more).wait_acknowledged(len(more))
+    assert balances(rank.status())[:3] == old
+    now = files(rank.root)
+    assert {path: now[path] for path in tree if "global_execution" not in path} == {
+        path: data for path, data in tree.items() if "global_execution" not in path
+    }
+    assert check_tree(rank.root, workers=1).damages == ()
+    assert rows(state, "SELECT COUNT(*) FROM records") == [(12,)]
+
+
+def test_what_no_manifest_has_is_sent_again_and_stands_there_once(
+    make_agent, make_rank, frames, short_dir
+):
+    agent = make_agent()
+    rank = make_rank(agent.address)
+    rank.open()
+    sent = frames_of(frames, 2)
+    rank.push().send(*sent[:-2]).wait_acknowledged(len(sent) - 2)
+    agent.stop()
+    shutil.rmtree(short_dir / "state")
+    assert dataclasses.astuple(rebuild(rank.root, short_dir / "state")) == (1, 1, 3)
+    agent.start()
+    assert rank.open().acknowledged_sequence == 4
+    rank.push().send(*sent).wait_acknowledged(len(sent))
+    assert [each.balanced for each in view_from_wire(rank.status()).iterations] == [True, True]
+    assert check_tree(rank.root, workers=1).damages == ()
+
+
+def test_rows_of_figures_and_sessions_without_numbers(make_agent, make_rank, frames, short_dir):
+    """More tensors than frames; and manifests of before they said their session."""
+    agent = make_agent()
+    rank = make_rank(agent.address, content=Content("statistic", ("max",)))
+    rank.open()
+    array = np.ones(3, np.float32)
+    some = frames.figures(1, [(array, "1")] * 5)
+    rank.push().send(some, frames.end(2, 0, 5)).wait_acknowledged(2)
+    agent.stop()
+    assert dataclasses.astuple(rebuild(rank.root, short_dir / "one")) == (1, 1, 5)
+    ledger = Ledger(short_dir / "one")
+    assert sum(row.records for row in ledger.counts("session0000")) == 5
+    assert ledger.committed_beyond("session0000", 2) == []
+    ledger.close()
+    (path,) = rank.root.rglob("iteration_0.*.json")
+    path.chmod(0o600)
+    older = dataclasses.replace(Manifest.from_json(path.read_bytes()), session=None)
+    path.write_bytes(older.to_json())
+    assert dataclasses.astuple(rebuild(rank.root, short_dir / "two")) == (1, 1, 5)
+    agent.start()
+    assert not rows(short_dir / "two", "SELECT 1 FROM sessions WHERE state <> 'closed'")
+
+
+def test_what_is_refused(make_agent, make_rank, frames, short_dir, capfd):
+    agent = make_agent()
+    rank = make_rank(agent.address)
+    rank.open()
+    sent = frames_of(frames, 1)
+    rank.push().send(*sent).wait_acknowledged(len(sent))
+    with pytest.raises(ConfigError, match="without a ledger"):
+        rebuild(rank.root, short_dir / "state")
+    again = ["fsck", "--rebuild", "--state-dir", f"{short_dir}/new", str(rank.root)]
+    assert answer(again) == 0
+    assert "ledger of 1 sessions, 1 iterations, 3 tensors" in capfd.readouterr().err
+    assert answer(again) == 2
+    (manifest,) = rank.root.rglob("iteration_0.*.json")
+    manifest.chmod(0o600)
+    manifest.write_bytes(manifest.read_bytes()[:-1])
+    with pytest.raises(DamagedError, match="cannot be read"):
+        rebuild(rank.root, short_dir / "other")
+    assert not (short_dir / "other/ledger.sqlite").exists()

@@ -1,0 +1,63 @@
+"""What a plan will need: sums, and whether they fit."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankdump.contract.dialect.iterations import parse_iterations
+from rankdump.contract.forecast import DiskRoom, Observed, Taken, forecast, planned
+
+EACH = Taken(tensors=3, files=4, folders=1, bytes_in=900, bytes_stored=500, disk_bytes=1000)
+ONCE = Taken(files=2, folders=1, bytes_stored=10, disk_bytes=100)
+SEEN = Observed(1, 2, EACH, ONCE)
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("all", None), ("0", 1), ("0|5-8", 5), ("5-8|0|6-9|6", 6), ("|", 0), ("0-9|3-4|20", 11)],
+)
+def test_iterations_of_a_plan(text, count):
+    iterations = parse_iterations(text)
+    assert iterations is not None
+    assert planned(iterations) == count
+
+
+def test_ten_iterations():
+    found = forecast(SEEN, 10, DiskRoom(free_bytes=30_000, total_bytes=100_000))
+    assert (found.tensors, found.files, found.bytes_in) == (30, 42, 9000)
+    assert (found.bytes_stored, found.disk_bytes) == (5010, 10_100)
+    assert (found.usable_bytes, found.fitting, found.fits, found.reason) == (20_000, 19, True, "")
+
+
+@pytest.mark.parametrize(
+    ("room", "reason"),
+    [
+        (DiskRoom(20_000, 100_000), "10100 bytes are needed, and 10000 may be taken"),
+        (DiskRoom(5, 100_000), "10100 bytes are needed, and 0 may be taken"),
+        (DiskRoom(90_000, 100_000, 52, 100), "53 files and folders are needed, and the disk"),
+    ],
+)
+def test_what_does_not_fit(room, reason):
+    found = forecast(SEEN, 10, room)
+    assert not found.fits
+    assert found.reason.startswith(reason)
+
+
+def test_a_disk_without_a_table_of_files():
+    assert forecast(SEEN, 10, DiskRoom(90_000, 100_000)).fits
+
+
+@given(
+    st.integers(0, 10**6),
+    st.integers(1, 10**6),
+    st.integers(0, 100),
+    st.integers(0, 1000),
+    st.floats(0, 0.99),
+)
+def test_as_many_fit_as_it_says(free, total, count, inodes, ratio):
+    room = DiskRoom(free, total, inodes, 1000, ratio)
+    fitting = forecast(SEEN, None, room).fitting
+    assert forecast(SEEN, count, room).fits == (count <= fitting)
+    assert not forecast(SEEN, fitting + 1, room).fits

@@ -1,0 +1,148 @@
+"""Checksums of a slab's entries: what they cover, what an earlier version had, who reuses room."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import threading
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rankdump.contract import slab
+from rankdump.contract.errors import DamagedError
+from rankdump.contract.slab import HEAD, RING_OFFSET, Memory, format_slab, slab_bytes
+from rankdump.contract.slab_reader import Entry, SlabReader
+from rankdump.contract.slab_writer import SlabWriter
+
+FRAMES = [(b"frame %d" % n * 9, bytes([n]) * n * 40) for n in range(1, 6)]
+
+
+def digest_of(_: int, data: memoryview) -> bytes:
+    return hashlib.blake2b(data, digest_size=16).digest()
+
+
+def fresh() -> memoryview:
+    memory = memoryview(bytearray(slab_bytes(0)))
+    format_slab(memory)
+    return memory
+
+
+def put(writer: SlabWriter, frame: bytes, data: bytes, number: int) -> None:
+    room = writer.reserve(frame, len(data), sequence=number, mark=number + 100)
+    assert room is not None
+    room.data[:] = data
+    writer.commit(room)
+
+
+def sealed() -> tuple[memoryview, int]:
+    memory = fresh()
+    writer = SlabWriter(memory)
+    for number, (frame, data) in enumerate(FRAMES):
+        put(writer, frame, data, number)
+    writer.seal(writer.written, digest_of)
+    return memory, writer.written
+
+
+def is_right(reader: SlabReader, entry: Entry) -> bool:
+    return not entry.damaged and entry.digest == digest_of(0, reader.data(entry))
+
+
+def test_what_was_sealed_says_what_it_is():
+    memory, _ = sealed()
+    reader = SlabReader(Memory(memory))
+    found = list(reader.entries())
+    assert [(e.sequence, e.mark) for e in found] == [(n, n + 100) for n in range(5)]
+    assert all(e.whole and is_right(reader, e) for e in found)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, sealed()[1] * 8 - 1))
+def test_one_changed_bit_never_passes_for_what_was_sealed(at: int):
+    """Law: an entry is as it was sealed, or it shows; one with a whole head costs no other."""
+    memory, _ = sealed()
+    memory[RING_OFFSET + at // 8] ^= 1 << at % 8
+    reader, found = SlabReader(Memory(memory)), []
+    try:
+        for entry in reader.entries():
+            right = is_right(reader, entry)
+            found.append(entry)
+            sent = (bytes(entry.frame), bytes(reader.data(entry))) == FRAMES[len(found) - 1]
+            assert sent or not right
+            if entry.damaged:
+                assert (entry.sequence, entry.mark) == (len(found) - 1, len(found) + 99)
+    except DamagedError:
+        return
+    assert len(found) == len(FRAMES)
+
+
+def test_what_is_not_sealed_or_has_no_data_is_not_held_against_it():
+    memory = fresh()
+    writer = SlabWriter(memory)
+    put(writer, b"sealed", b"1", 1)
+    writer.seal(writer.written, lambda _n, _d: b"")
+    put(writer, b"not yet", b"2", 2)
+    torn = writer.reserve(b"torn", 5)
+    assert torn is not None
+    writer.abandon(torn)
+    writer.seal(writer.written - 1, digest_of)
+    found = list(SlabReader(Memory(memory)).entries())
+    assert [(bytes(e.frame), e.digest, e.damaged, e.whole) for e in found] == [
+        (b"sealed", b"", False, True),
+        (b"not yet", digest_of(0, memoryview(b"2")), False, True),
+        (b"torn", b"", False, False),
+    ]
+
+
+def test_room_is_not_used_again_while_its_entry_is_being_sealed():
+    """The agent may take and release an entry that was never announced: nobody may write there
+    before the seal is on it, and the seal goes on nothing else."""
+    memory = fresh()
+    writer, reader = SlabWriter(memory), SlabReader(Memory(memory))
+    put(writer, b"first", bytes(30_000), 1)
+    put(writer, b"second", bytes(30_000), 2)
+    hashing, go_on = threading.Event(), threading.Event()
+
+    def slow(number: int, data: memoryview) -> bytes:
+        hashing.set()
+        assert go_on.wait(20)
+        return digest_of(number, data)
+
+    thread = threading.Thread(target=writer.seal, args=(writer.written, slow))
+    thread.start()
+    assert hashing.wait(20)
+    ends = [entry.end for entry in reader.entries()]
+    reader.release(ends[-1])
+    assert writer.reserve(b"third", 20_000) is None
+    go_on.set()
+    thread.join()
+    room = writer.reserve(b"third", 20_000)
+    assert room is not None
+    writer.commit(room)
+    writer.seal(writer.written, digest_of)
+    (entry,) = reader.entries()
+    assert (bytes(entry.frame), is_right(reader, entry)) == (b"third", True)
+
+
+def test_a_slab_of_version_1_is_read_and_not_written():
+    """What a rank of an earlier library left is taken; a new one uses its stream."""
+    memory = fresh()
+    struct.pack_into("<Q", memory, 8, 1)
+    for number in range(3):
+        head = struct.pack("<IIQQQ", slab.ENTRY_MAGIC, 2, number * 128, 5, 3)
+        memory[RING_OFFSET + number * 128 :][:37] = head + b"fr %d!" % number
+        memory[RING_OFFSET + number * 128 + 64 :][:3] = b"abc"
+    memory[64:72] = struct.pack("<Q", 3 * 128)
+    reader = SlabReader(Memory(memory))
+    found = [(bytes(e.frame), bytes(reader.data(e)), e.whole) for e in reader.entries()]
+    assert found == [(b"fr %d!" % n, b"abc", True) for n in range(3)]
+    with pytest.raises(DamagedError, match="version 1: this side writes 2"):
+        SlabWriter(memory)
+    struct.pack_into("<Q", memory, 8, 3)
+    with pytest.raises(DamagedError, match="version 3: this side knows 1 and 2"):
+        SlabReader(Memory(memory))
+
+
+def test_head_is_one_line():
+    assert HEAD.size == slab.ALIGN

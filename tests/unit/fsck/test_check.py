@@ -1,0 +1,196 @@
+"""Trees written by hand, checked: nothing changes in a file that a manifest names unseen."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from suites.flips import flipped
+from suites.native_tree import write_tree
+from suites.tree_builder import TreeBuilder
+
+from rankdump.contract.errors import DamagedError
+from rankdump.fsck import Kind, check_tree, mend
+from rankdump.fsck.repair import OLD_S
+
+GOLDEN = Path(__file__).parents[4] / "shared" / "golden"
+TYPES = ("float32", "float16", "int64", "uint8", "bool", "complex64")
+TENSOR = st.tuples(
+    st.sampled_from(TYPES),
+    st.lists(st.integers(0, 9), max_size=3),
+    st.sampled_from(["zstd", "none"]),
+    st.booleans(),
+)
+
+
+def build(root: Path, tensors: list[tuple[str, list[int], str, bool]]) -> list[Path]:
+    builder = TreeBuilder(root)
+    chance = np.random.default_rng(len(tensors))
+    paths = []
+    for number, (dtype, shape, codec, varied) in enumerate(tensors):
+        values = chance.integers(0, 5 if varied else 1, shape).astype(dtype)
+        name = f"Default/net-Net/{'long' * 70 if number == 1 else number}/X-op0"
+        paths.append(builder.tensor(0, 0, name, values, codec=codec))
+    builder.complete(0, 0, world_size=1)
+    return paths
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(TENSOR, min_size=1, max_size=4), st.data())
+def test_every_flip_is_found(tensors, data):
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        paths = build(root, tensors)
+        report = check_tree(root, workers=2)
+        assert (report.damages, report.digests) == ((), len(tensors))
+        path = data.draw(st.sampled_from(paths))
+        at = data.draw(st.integers(0, path.stat().st_size - 1))
+        with flipped(path, at, data.draw(st.integers(1, 255))):
+            (damage,) = check_tree(root, workers=1).damages
+        assert (damage.kind, damage.path) == (Kind.TORN, str(path.relative_to(root)))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(TENSOR, min_size=2, max_size=4), st.data())
+def test_what_is_mended_stays_mended(tensors, data):
+    """Whatever is done to a tree, a second check after the repair finds what was left, no more."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        paths = build(root, tensors)
+        for number, path in enumerate(data.draw(st.lists(st.sampled_from(paths), unique=True))):
+            match data.draw(st.sampled_from(["cut", "remove", "copy", "half", "link", "foreign"])):
+                case "cut":
+                    os.truncate(path, data.draw(st.integers(0, path.stat().st_size - 1)))
+                case "remove":
+                    path.unlink()
+                case "copy":
+                    shutil.copy(
+                        path, path.with_name(f"X.Other{number}.0.0.9.output.0.DefaultFormat.npy")
+                    )
+                case "half":
+                    path.with_name(f".{path.name[:99]}.tmp").write_bytes(b"half")
+                case "link":
+                    path.with_name(f"{number}.npy").symlink_to(path)
+                case _:
+                    path.with_name("notes").write_text("mine")
+        before = {each.name for each in root.rglob("*")}
+        left = mend(root, check_tree(root, workers=1))
+        assert check_tree(root, workers=1).damages == left.damages
+        gone = before - {each.name for each in root.rglob("*")}
+        assert all(name.startswith(".") for name in gone)
+
+
+def test_every_flip_of_a_manifest_is_found(tmp_path):
+    build(tmp_path, [("float32", [3], "none", True)])
+    (path,) = tmp_path.rglob("iteration_0.*.json")
+    relative = str(path.relative_to(tmp_path))
+    end = path.read_bytes().index(b', "crc32"')
+    for at in range(0, end, 7):
+        with flipped(path, at, 1 + at % 255):
+            damages = check_tree(tmp_path, workers=1).damages
+        assert relative in {each.path for each in damages if each.kind is Kind.MANIFEST}, at
+
+
+def test_links_are_not_followed(tmp_path):
+    """Neither folders nor files, wherever they point; and a link to a whole file is none."""
+    root, outside = tmp_path / "tree", tmp_path / "outside"
+    build(outside, [("float32", [3], "none", True)])
+    first, _ = build(root, [("float32", [4], "none", True)] * 2)
+    (outside / "secret").write_text("x")
+    target = first.with_name("moved")
+    first.rename(outside / "moved")
+    first.symlink_to(outside / "moved")
+    planted = [root / "rank_7", root / "rank_0/Other", root / "rank_0/execution_order"]
+    for path in planted:
+        path.symlink_to(outside / "rank_0", target_is_directory=True)
+    (root / "rank_0/.dump_metadata/manifest/iteration_4.x.json").symlink_to(outside / "secret")
+    (root / "rank_0/.dump_metadata/config.json").symlink_to(outside / "secret")
+    report = check_tree(root, workers=1)
+    assert {each.kind for each in report.damages} == {Kind.FOREIGN}
+    assert len(report.damages) == 6
+    assert report.files == 1
+    assert not target.exists()
+
+
+def test_leftovers_of_who_cannot_be_asked(tmp_path, monkeypatch):
+    """Where no lease is given, age says whether somebody still writes."""
+    (first,) = build(tmp_path, [("float32", [3], "none", True)])
+    young, old = first.with_name(".a.tmp"), first.with_name(".b.tmp")
+    for path in (young, old):
+        path.write_bytes(b"half")
+    long_ago = young.stat().st_mtime - OLD_S - 1
+    os.utime(old, (long_ago, long_ago))
+
+    def refuse(*_):
+        raise PermissionError(13, "not the owner")
+
+    monkeypatch.setattr("rankdump.fsck.repair.fcntl.fcntl", refuse)
+    left = mend(tmp_path, check_tree(tmp_path, workers=1))
+    assert ([each.path[-6:] for each in left.damages], young.exists()) == ([".a.tmp"], True)
+    assert not old.exists()
+
+
+def test_removal_that_was_cut(tmp_path):
+    """An iteration that is being removed has a hidden manifest; whoever began goes on with it."""
+    build(tmp_path, [("float32", [3], "none", True)])
+    (path,) = tmp_path.rglob("iteration_0.*.json")
+    path.rename(path.with_name(f".{path.name}"))
+    report = check_tree(tmp_path, workers=1)
+    (damage,) = report.damages
+    assert (damage.kind, damage.mendable) == (Kind.LEFTOVER, False)
+
+
+def test_tables(tmp_path):
+    builder = TreeBuilder(tmp_path)
+    names = [f"Default/{number}/X-op0" for number in range(3)]
+    table = [builder.row(0, 0, name, np.ones(3, np.float32)) for name in names][-1]
+    builder.complete(0, 0, world_size=1)
+    assert check_tree(tmp_path, workers=1).damages == ()
+    whole = table.read_bytes()
+    table.write_bytes(whole[:-1])
+    assert {each.kind for each in check_tree(tmp_path, workers=1).damages} >= {Kind.TORN}
+    table.write_bytes(whole[: whole.rindex(b"\n", 0, -1) + 1])
+    (damage,) = check_tree(tmp_path, workers=1).damages
+    assert (damage.kind, damage.text) == (
+        Kind.MISSING,
+        "it names 3 rows of tables, which have 2",
+    )
+
+
+def trees() -> list[Path]:
+    found = [*GOLDEN.glob("mindspore/*"), *GOLDEN.glob("troubleshooter/1.*")]
+    return [path for path in found if path.is_dir()]
+
+
+def test_trees_of_the_real_tools_are_clean():
+    """Where they are at hand: nothing says what should be in them, and that is said."""
+    for root in trees():
+        report = check_tree(root, workers=1)
+        assert (report.damages, report.files) == ((), 0)
+        assert report.unchecked[0].startswith("no manifest")
+
+
+def test_a_native_tree_is_clean(tmp_path):
+    write_tree(tmp_path)
+    assert check_tree(tmp_path, workers=1).damages == ()
+
+
+def test_a_root_that_cannot_be_read(tmp_path):
+    with pytest.raises(DamagedError, match="cannot be read"):
+        check_tree(tmp_path / "none", workers=1)
+
+
+def test_a_manifest_of_before_its_checksum(tmp_path):
+    build(tmp_path, [("float32", [3], "none", True)])
+    (path,) = tmp_path.rglob("iteration_0.*.json")
+    body = json.loads(path.read_bytes())
+    del body["crc32"]
+    path.write_text(json.dumps(body))
+    assert check_tree(tmp_path, workers=1).damages == ()
