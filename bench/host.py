@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -124,7 +125,13 @@ def running_host(*, workers: int = 1) -> Generator[Host, None, None]:
 @contextmanager
 def running_daemon(command: list[str], address: str, log: Path) -> Generator[int, None, None]:
     """Lend a process that answers at an address; RuntimeError with its log when it does not."""
-    with log.open("wb") as stderr, subprocess.Popen(command, stderr=stderr) as daemon:
+    # How full the disk of this machine is should change nothing.
+    kept = ("RANKDUMPD_AGENT__KEEP_FREE_RATIO", "RANKDUMPD_AGENT__KEEP_FREE_INODES_RATIO")
+    environ = os.environ | dict.fromkeys(kept, "0")
+    with (
+        log.open("wb") as stderr,
+        subprocess.Popen(command, stderr=stderr, env=environ) as daemon,
+    ):
         try:
             _wait_for(address, daemon, log)
             yield daemon.pid

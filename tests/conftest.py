@@ -17,6 +17,9 @@ from hypothesis import settings
 settings.register_profile("no deadlines", deadline=None)
 settings.load_profile("no deadlines")
 
+_ON_ANY_DISK = ("RANKDUMPD_AGENT__KEEP_FREE_RATIO", "RANKDUMPD_AGENT__KEEP_FREE_INODES_RATIO")
+"""What daemons of tests do is not to depend on how full the disk of this machine is."""
+
 
 @pytest.fixture(autouse=True)
 def no_thread_leak() -> Iterator[None]:
@@ -51,6 +54,8 @@ def no_outer_job(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith(families) or name in exact:
             monkeypatch.delenv(name)
+    for name in _ON_ANY_DISK:
+        monkeypatch.setenv(name, "0")
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

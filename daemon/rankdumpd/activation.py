@@ -17,7 +17,7 @@ import threading
 from collections.abc import Mapping
 
 from rankdump.contract.errors import ConfigError
-from rankdumpd.server import Server
+from rankdumpd.server import Server, socket_path
 
 PASSED_ON = "rankdumpd-passed-on"
 """Begins the abstract name of a connection that was passed on: servers see it as its peer."""
@@ -59,6 +59,12 @@ def direct_address(listener: socket.socket) -> str:
 def was_passed_on(peer: str) -> bool:
     """Return whether a server's peer came to the public socket."""
     return peer.startswith(f"unix-abstract:{PASSED_ON}")
+
+
+def own_socket(listen: str, peer: str) -> str:
+    """Return the name of a server's own socket for a peer that came to the one beside it."""
+    path = socket_path(listen) if was_passed_on(peer) else None
+    return path.name if path else ""
 
 
 class Relay:

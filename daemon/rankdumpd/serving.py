@@ -11,6 +11,7 @@ from rankdump.contract import roots
 from rankdump.contract.errors import ConfigError, RefusedError
 from rankdump.wire.channel import Credentials
 from rankdumpd import activation, lifecycle, machine
+from rankdumpd.agent.retain import nobody as nothing_told
 from rankdumpd.agent.service import Agent
 from rankdumpd.agent.slabs.place import group_of
 from rankdumpd.audit import Audit
@@ -35,7 +36,9 @@ def _agent(settings: Settings, meters: Meters) -> Agent | Front:
         return Front(settings, os.environ, meters=meters)
     bring_home_alone(settings.agent)
     tls = settings.tls
-    return Agent(settings.agent, Credentials(tls.ca, tls.certificate, tls.key), meters=meters)
+    own = Credentials(tls.ca, tls.certificate, tls.key)
+    told = Audit(Path(settings.log.audit)).add if settings.log.audit else nothing_told
+    return Agent(settings.agent, own, told=told, meters=meters)
 
 
 def _door(

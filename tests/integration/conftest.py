@@ -328,7 +328,9 @@ def make_agent(short_dir: Path) -> Iterator:
     with contextlib.ExitStack() as stack:
 
         def make(**settings) -> Embedded:
-            embedded = Embedded(short_dir, **({"encode_threads": 2} | settings))
+            # Tests do not depend on how full the disk of this machine is.
+            usual = {"encode_threads": 2, "keep_free_ratio": 0.0, "keep_free_inodes_ratio": 0.0}
+            embedded = Embedded(short_dir, **(usual | settings))
             stack.callback(embedded.stop)
             return embedded
 

@@ -197,8 +197,8 @@ class TestCommand:
         ("command", "text", "says"),
         [
             ("agent", "[agent]\nworker = 1\n", "nearest: workers"),
-            ("agent", '[agent]\nlisten = "0.0.0.0:7420"\n', "no TLS"),
-            ("coordinator", '[coordinator]\nlisten = "10.0.0.1:1"\n', "no TLS"),
+            ("agent", '[agent]\nlisten = "0.0.0.0:7420"\n', "with certificates"),
+            ("coordinator", '[coordinator]\nlisten = "10.0.0.1:1"\n', "with certificates"),
             ("coordinator", '[coordinator]\nlisten = "unix:relative"\n', "absolute"),
         ],
     )

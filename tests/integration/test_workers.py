@@ -20,7 +20,7 @@ import pytest
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from suites.worker_host import WAIT_S, WorkerHost, dump, tensors, wait_gone, watch
 
-from rankdump.cli.ask import agent_status, drain
+from rankdump.cli.ask import agent_status, drain, pin
 from rankdump.contract.status import SessionState, StatusView
 from rankdump.embedded import serving
 from rankdump.wire.v1 import agent_pb2, coordinator_pb2, coordinator_pb2_grpc
@@ -70,8 +70,13 @@ def test_ranks_are_shared_out_and_all_of_it_is_in_the_tree(make_host):
     for rank in range(4):
         np.testing.assert_array_equal(host.arrays(rank), tensors(rank, 0, 100))
         assert all(manifest.status.balanced for manifest in host.manifests(rank))
+    pin(host.address, "job", pinned=True)
+    (usage,) = host.view().usage
+    assert usage.pinned
+    assert usage.bytes_stored == sum(i.bytes_stored for i in view.iterations)
     for index in range(2):
         own = agent_status(f"{host.address}.{index}")
+        assert [job.pinned for job in own.usage] == [True]
         expected = {rank for rank in range(4) if worker_of("job", rank, 2) == index}
         assert {s.rank for s in own.sessions} == expected
         assert len(expected) == 2

@@ -46,6 +46,13 @@ def drain(address: str, *, timeout_s: float) -> int:
         return 0 if response.drained else max(1, response.queued_records)
 
 
+def pin(address: str, job_id: str, *, pinned: bool, timeout_s: float = 10.0) -> None:
+    """Have the agent keep what it has of a job whatever its age, or no longer."""
+    request = agent_pb2.ControlRequest(pin=agent_pb2.Pin(job_id=job_id, pinned=pinned))
+    with _channel(address, "agent") as channel:
+        agent_pb2_grpc.AgentServiceStub(channel).Control(request, timeout=timeout_s)
+
+
 def global_order(
     address: str, *, job_id: str = "", graph: int | None = None, timeout_s: float = 600.0
 ) -> Iterator[OrderEntry]:

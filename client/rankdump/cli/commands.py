@@ -26,10 +26,12 @@ COMMANDS = (
     "ls",
     "order",
     "overflow",
+    "pin",
     "run",
     "show",
     "stats",
     "status",
+    "unpin",
 )
 """Each is a module of this package, which is imported when its command is asked for."""
 

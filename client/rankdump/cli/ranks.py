@@ -1,4 +1,4 @@
-"""The table of ranks that `status` and `run` share, and the lines below it. Pure."""
+"""The table of ranks that `status` and `run` share. Pure."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import TypeAlias
 
 from rankdump.cli.table import Column, numbers, table
 from rankdump.cli.tally import Tally, Totals, tallies, totals
-from rankdump.cli.text import counted, ratio, size
-from rankdump.contract.status import Load, StatusView
+from rankdump.cli.text import ratio, size
+from rankdump.contract.status import StatusView
 
 _RowOf: TypeAlias = Callable[[str, str, tuple[Tally, ...]], list[str]]
 _MOST_RANKS = 64
@@ -40,13 +40,6 @@ def summary_table(view: StatusView, *, width: int) -> list[str]:
     ranks = tallies(view)
     rows = [_summary_row(str(tally.rank), tally.state, (tally,)) for tally in ranks]
     return table(_SUMMARY_COLUMNS, _bounded(rows, ranks, _summary_row, _MOST_RANKS), width=width)
-
-
-def load_line(load: Load) -> str:
-    """Return what is under way and what room is left."""
-    queued = f"queued: {counted(load.queued_records, 'tensor')}, {size(load.queued_bytes)}"
-    free = f"disk: {size(load.disk_free_bytes)} free of {size(load.disk_total_bytes)}"
-    return f"{queued}; {free}"
 
 
 def _by_job(ranks: Iterable[Tally]) -> dict[str, list[Tally]]:

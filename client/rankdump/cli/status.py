@@ -18,7 +18,8 @@ from rankdump import reader
 from rankdump.cli.ask import agent_status, job_status
 from rankdump.cli.job_view import job_lines
 from rankdump.cli.options import TREE, agent_address, coordinator_address
-from rankdump.cli.ranks import load_line, status_table
+from rankdump.cli.ranks import status_table
+from rankdump.cli.room_view import room_lines
 from rankdump.cli.screen import say, show_table, table_width
 from rankdump.cli.tally import sentences
 from rankdump.cli.text import paragraph
@@ -94,7 +95,7 @@ def _looker(
 def _lines_below(view: StatusView) -> list[str]:
     nobody = [] if view.sessions or view.iterations else ["no rank has opened a session"]
     trees = [f"tree: {root}" for root in view.roots]
-    return ["", *nobody, *sentences(view), load_line(view.load), *trees]
+    return ["", *nobody, *sentences(view), *room_lines(view), *trees]
 
 
 def _watch(look: Callable[[], StatusView]) -> int:

@@ -26,6 +26,11 @@ POLL_S = 0.05
 _MEMORY = "/dev/shm"
 # sun_path holds 108 bytes; what the folder's name and the socket's add is below 40.
 _LONGEST_TEMP = 60
+_ON_ANY_DISK = {
+    "RANKDUMPD_AGENT__KEEP_FREE_RATIO": "0",
+    "RANKDUMPD_AGENT__KEEP_FREE_INODES_RATIO": "0",
+}
+"""Who starts a dump by hand sees how full the disk is: no share of it is kept free for others."""
 _SERVING = b"\x08\x01"
 """`SERVING` as gRPC's health service answers it."""
 
@@ -62,6 +67,7 @@ class Daemon:
             return subprocess.Popen(
                 command,
                 cwd=self.folder,
+                env=_ON_ANY_DISK | os.environ,
                 stdin=leash,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -6,6 +6,7 @@ import io
 import math
 import re
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import numpy as np
 import xxhash
@@ -91,8 +92,7 @@ def _check_form(form: NpyForm, head: bytes, record: ManifestRecord) -> None:
     found = _DESCR.search(head)
     descr: str = found[1].decode("latin-1") if found is not None else ""
     # Of the spellings of a type that mean the same only one is ever written.
-    spelt: str = np.dtype(descr).str if descr else ""
-    usual = form.bfloat16 or (spelt != "" and spelt == descr)
+    usual = form.bfloat16 or (descr != "" and cast("str", np.dtype(descr).str) == descr)
     if not usual or all(head != write(descr, form) for write in _HEADERS):
         raise DamagedError("its header is none that MindSpore, numpy or an agent writes")
 

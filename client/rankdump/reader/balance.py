@@ -49,7 +49,13 @@ def damaged(tree: Tree) -> bool:
 
 
 def _whole(tree: Tree) -> tuple[str, ...]:
-    return (*_missing_ranks(tree), *_empty_ranks(tree), *_gaps(tree), *tree.problems)
+    return (
+        *_missing_ranks(tree),
+        *_empty_ranks(tree),
+        *_gaps(tree),
+        *_retired(tree),
+        *tree.problems,
+    )
 
 
 def _sessions(manifests: tuple[Manifest, ...]) -> tuple[SessionStatus, ...]:
@@ -72,7 +78,8 @@ def _sessions(manifests: tuple[Manifest, ...]) -> tuple[SessionStatus, ...]:
 
 
 def _unfinished(tree: Tree) -> list[IterationStatus]:
-    complete = {(m.status.rank, m.status.iteration) for m in tree.manifests}
+    # What is being removed is not unfinished.
+    complete = {(m.status.rank, m.status.iteration) for m in tree.manifests} | tree.gone
     stored: Counter[tuple[int, int]] = Counter()
     size: Counter[tuple[int, int]] = Counter()
     for entry in tree.entries:
@@ -122,6 +129,7 @@ def _missing_ranks(tree: Tree) -> list[str]:
 
 def _empty_ranks(tree: Tree) -> list[str]:
     known = {entry.key.rank for entry in tree.entries} | {table.rank for table in tree.tables}
+    known |= {rank for rank, _ in tree.gone}
     empty = set(tree.ranks) - known - {manifest.status.rank for manifest in tree.manifests}
     return [f"{tree.unit} {ranges(empty)}: a folder without tensors"] if empty else []
 
@@ -138,11 +146,27 @@ def _gaps(tree: Tree) -> list[str]:
         if _counts(table):
             have.setdefault(table.rank, set()).add(table.iteration)
     every = set[int]().union(*have.values())
+    for rank, iteration in tree.gone:
+        have.get(rank, set()).add(iteration)
     return [
         f"{tree.unit} {rank}: iteration {ranges(every - own)} is missing, "
         f"other {tree.unit}s have it"
         for rank, own in sorted(have.items())
-        if own != every
+        if not own >= every
+    ]
+
+
+def _retired(tree: Tree) -> list[str]:
+    """Name what was removed from the tree, and is not missed."""
+    by_rank: dict[int, list[int]] = {}
+    for rank, iteration in tree.gone:
+        by_rank.setdefault(rank, []).append(iteration)
+    by_iterations: dict[str, list[int]] = {}
+    for rank, iterations in by_rank.items():
+        by_iterations.setdefault(ranges(iterations), []).append(rank)
+    return [
+        f"rank {ranges(ranks)}: iteration {iterations} is retired: removed by age or for room"
+        for iterations, ranks in sorted(by_iterations.items())
     ]
 
 

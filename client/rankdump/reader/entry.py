@@ -10,6 +10,7 @@ from rankdump.codec import codec_of
 from rankdump.contract.key import TensorKey
 from rankdump.contract.layout.file_name import FileName
 from rankdump.contract.manifest import Manifest, ManifestRecord
+from rankdump.contract.retired import Retired
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +148,14 @@ class Tree:
     """What could not be read, or is not there although a manifest names it."""
     by_device: bool = False
     """The ranks are the numbers of devices: no folder of a rank is there."""
+    retired: frozenset[Retired] = frozenset()
+    """What was removed on purpose, of ranks that have a folder."""
+
+    @property
+    def gone(self) -> set[tuple[int, int]]:
+        """Ranks with iterations that were removed, and did not come again."""
+        there = {(m.status.rank, m.status.iteration) for m in self.manifests}
+        return {(each.rank, each.iteration) for each in self.retired} - there
 
     @property
     def unit(self) -> str:

@@ -31,6 +31,7 @@ from rankdump.reader.entry import Entry, Table, Tree
 from rankdump.reader.files import File, entries_of
 from rankdump.reader.manifests import Manifested, read_manifests
 from rankdump.reader.names import long_names
+from rankdump.reader.retired import read_retired
 
 _ARGUMENTS = re.compile(r"[^.]+\..+\.json")
 """Arguments of an operator: `{op_type}.{scope}.json` (mindspore-dump.md 2.9)."""
@@ -75,6 +76,7 @@ def walk(root: Path) -> Tree:
     _enter(found, ROOT, "")
     ranks = [name for name in found.folders if RANK_FOLDER.fullmatch(name)]
     manifests = read_manifests(root, ranks, found.problems)
+    retired = read_retired(root, ranks, found.problems)
     known = Manifested(manifests)
     entries = entries_of(root, found.files, known, found.problems)
     found.problems.extend(f"{path}: named by a manifest, not there" for path in known.missed)
@@ -90,6 +92,7 @@ def walk(root: Path) -> Tree:
         foreign=found.foreign,
         problems=tuple(found.problems),
         by_device=not ranks,
+        retired=retired,
     )
 
 

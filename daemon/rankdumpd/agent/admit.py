@@ -12,22 +12,22 @@ from rankdump.contract.figure_rows import FigureRows, TensorKind
 from rankdump.contract.key import Side, TensorKey
 from rankdump.contract.plan import UNNAMED, DumpPlan
 from rankdump.contract.selection import YES, Verdict
-from rankdump.contract.status import Load
-from rankdumpd.agent.values import Policy
+from rankdumpd.agent.policy import Room, room_reason
 
 _MOST_REMEMBERED = 1 << 14
 _INPUT = Side.INPUT
 
 
 class Admission:
-    """What one rank's plan says of its tensors; each reason is a word that is counted.
+    """What one rank's plan, and the room there is, say of its tensors; each reason is a word that
+    is counted.
 
     It remembers what it said of an operator, a side and an element type: the same ones come with
     every step. For one thread at a time.
     """
 
-    def __init__(self, plan: DumpPlan, device: int, policy: Policy) -> None:
-        self._plan, self._policy = plan, policy
+    def __init__(self, plan: DumpPlan, device: int) -> None:
+        self._plan = plan
         self._device_taken = selection.device_verdict(plan, device).accepted
         self._iteration: tuple[int, bool, str] = (-1, False, "")
         lists = plan.selection.lists
@@ -35,22 +35,22 @@ class Admission:
         self._by_tensor = bool(plan.selection.models) or any(each.excludes for each in lists)
         self._remembered: dict[tuple[object, ...], str] = {}
 
-    def of_record(self, head: RecordHead, load: Load) -> Verdict:
+    def of_record(self, head: RecordHead, room: Room) -> Verdict:
         """Decide on a record that brings its elements."""
         key = head.key
         reason = (
             self._iteration_reason(key.iteration, head.switched_on)
             or self._kind_reason(key, key.net_name, head.dtype, False)
-            or self._room_reason(head.byte_count, load)
+            or room_reason(room, head.byte_count)
         )
         return Verdict(False, reason) if reason else YES
 
-    def of_rows(self, rows: FigureRows, load: Load) -> Mapping[str, Sequence[int]]:
+    def of_rows(self, rows: FigureRows, room: Room) -> Mapping[str, Sequence[int]]:
         """Return the places of the rows of figures that are not taken, by reason."""
         common = self._iteration_reason(rows.iteration, rows.switched_on)
         if common:
             return {common: range(len(rows))} if rows.kinds else {}
-        low, net_name = self._room_reason(0, load), self._plan.output.net_name
+        low, net_name = room_reason(room, 0), self._plan.output.net_name
         refused: defaultdict[str, list[int]] = defaultdict(list)
         for place, kind in enumerate(rows.kinds):
             model = net_name or kind.model or UNNAMED
@@ -106,11 +106,3 @@ class Admission:
             known = not content.statistics or statistics.countable(dtype)
             return "" if known else "no_statistics"
         return "no_statistics" if content.saved == "statistic" else ""
-
-    def _room_reason(self, byte_count: int, load: Load) -> str:
-        if byte_count > self._policy.max_record_bytes:
-            return "record_too_large"
-        # What is queued will be on the disk before this record is.
-        if load.disk_free_bytes - load.queued_bytes - byte_count < self._policy.keep_free_bytes:
-            return "disk_low"
-        return ""

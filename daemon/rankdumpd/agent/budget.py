@@ -15,7 +15,8 @@ class Budget:
     """
 
     def __init__(self, limit_bytes: int) -> None:
-        self._limit_bytes = limit_bytes
+        self.limit_bytes = limit_bytes
+        """Most of them."""
         self._changed = threading.Condition()
         self._waiting: deque[object] = deque()
         self._used_bytes = 0
@@ -107,10 +108,10 @@ class Budget:
     def _may_pass(self, place: object, cost_bytes: int) -> bool:
         if self._waiting[0] is not place:
             return False
-        return self._items == 0 or self._used_bytes + cost_bytes <= self._limit_bytes
+        return self._items == 0 or self._used_bytes + cost_bytes <= self.limit_bytes
 
     def _may_grow(self, owner: object, more_bytes: int) -> bool:
-        if self._used_bytes + more_bytes <= self._limit_bytes:
+        if self._used_bytes + more_bytes <= self.limit_bytes:
             return True
         only_begun = self._used_bytes == sum(self._growing.values())
         return only_begun and next(iter(self._growing)) is owner

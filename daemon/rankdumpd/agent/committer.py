@@ -19,6 +19,8 @@ from rankdumpd.agent.metered import of_frames
 from rankdumpd.agent.registry import Registry
 from rankdumpd.agent.sessions import Session
 from rankdumpd.agent.settle import Done, Settler, Share
+from rankdumpd.agent.usage import Taken, Usage
+from rankdumpd.agent.values import Outcome
 from rankdumpd.logs import about
 from rankdumpd.meters import Meters
 
@@ -55,10 +57,12 @@ class Committer:
         budget: Budget,
         *,
         meters: Meters,
+        usage: Usage | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._ledger, self._registry, self._effects = ledger, registry, effects
         self._budget, self._meters, self._clock = budget, meters, clock
+        self._usage = usage or Usage()
         self._done: queue.SimpleQueue[tuple[Sequence[Done], int] | None] = queue.SimpleQueue()
         self._unfinished: deque[Session] = deque()
         """Sessions with effects that take their time; each counts as a frame under way."""
@@ -75,6 +79,10 @@ class Committer:
     def submit(self, frames: Sequence[Done], cost: int) -> None:
         """Hand over frames with what they occupy together; never waits."""
         self._done.put((frames, cost))
+
+    def take(self, outcomes: Sequence[Outcome]) -> None:
+        """Hand over records that were written or dropped; never waits."""
+        self.submit(outcomes, sum(cost_bytes(outcome.head.byte_count) for outcome in outcomes))
 
     def findings(self) -> list[str]:
         """Return why nothing is accounted for at present, a sentence; none when all is."""
@@ -152,6 +160,9 @@ class Committer:
         else:
             if share.outcomes or share.judged:
                 self._meters.add_all(of_frames(share.outcomes, share.judged))
+            stored = sum(outcome.bytes_stored for outcome in share.outcomes)
+            root = str(session.outlet.tree.root)
+            self._usage.add(Taken(session.request.job_id, root, stored))
             self._apply(session)
 
     def _apply(self, session: Session) -> None:

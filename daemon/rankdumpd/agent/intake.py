@@ -9,17 +9,17 @@ from rankdump.contract.errors import ProtocolError, ResendError, RetryableError
 from rankdump.contract.exchange import RecordHead
 from rankdump.contract.figure_rows import FigureRows
 from rankdump.contract.selection import Verdict
-from rankdump.contract.status import Load
 from rankdump.wire.v1 import agent_pb2
 from rankdumpd.agent.admit import Admission
 from rankdumpd.agent.budget import Budget
 from rankdumpd.agent.committer import Committer, Done, cost_bytes
 from rankdumpd.agent.elements import Elements
 from rankdumpd.agent.pipeline import Workers
+from rankdumpd.agent.policy import Room
 from rankdumpd.agent.receive import Assembler, Received
 from rankdumpd.agent.sessions import Session
 from rankdumpd.agent.tries import Tries
-from rankdumpd.agent.values import Declared, Judged, Outcome, Parcel, Policy
+from rankdumpd.agent.values import Declared, Judged, Outcome, Parcel
 
 SMALL_BYTES = 16 << 10
 """A record up to here costs more to hand on than to write."""
@@ -49,15 +49,14 @@ class Intake:
         budget: Budget,
         workers: Workers,
         committer: Committer,
-        policy: Policy,
-        load: Callable[[], Load],
+        room: Callable[[], Room],
         tries: Tries,
     ) -> None:
         self._session = session
         self._budget, self._workers, self._committer = budget, workers, committer
-        self._admission = Admission(session.plan, session.request.device, policy)
-        self._look_up_load = load
-        self._load: Load | None = None
+        self._admission = Admission(session.plan, session.request.device)
+        self._look_up_room = room
+        self._room: Room | None = None
         self._tries = tries
         self._growing = False
         """Whether the budget has given room for a record that is not whole yet."""
@@ -121,7 +120,7 @@ class Intake:
     def hand_on(self) -> None:
         """Hand on what was gathered: nothing more comes with it."""
         gathered, cost = self._gathered, self._gathered_cost
-        self._gathered, self._gathered_cost, self._load = [], 0, None
+        self._gathered, self._gathered_cost, self._room = [], 0, None
         if gathered:
             self._budget.take(cost, items=len(gathered))
             self._claim(gathered)
@@ -154,7 +153,7 @@ class Intake:
         large = head.byte_count > SMALL_BYTES
         if large:
             self.hand_on()
-        answer = self._admission.of_record(head, self._present_load())
+        answer = self._admission.of_record(head, self._present_room())
         if answer.accepted and large:
             # What is only declared takes no room from others.
             self._budget.begin(self, cost_bytes(min(self._piece_bytes, head.byte_count)))
@@ -180,14 +179,14 @@ class Intake:
     def _judged(self, item: Outcome | Judged | Declared) -> Done:
         if not isinstance(item, Declared) or not isinstance(item.declaration, FigureRows):
             return item
-        refused = self._admission.of_rows(item.declaration, self._present_load())
+        refused = self._admission.of_rows(item.declaration, self._present_room())
         return Judged(item.ticket, item.declaration, refused, item.raw)
 
-    def _present_load(self) -> Load:
+    def _present_room(self) -> Room:
         # Asked once for all that comes together: that little more under way changes nothing.
-        if self._load is None:
-            self._load = self._look_up_load()
-        return self._load
+        if self._room is None:
+            self._room = self._look_up_room()
+        return self._room
 
     def _claim(self, items: Sequence[Parcel | Done]) -> None:
         claimed = self._session.claim({item.ticket.sequence for item in items})

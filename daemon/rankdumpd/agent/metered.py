@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from rankdump.contract.exchange import IterationEnd
 from rankdump.contract.reasons import known
-from rankdump.contract.room import DiskStatus, JobUsage, MetricSample
+from rankdump.contract.room import DiskStatus, MetricSample
 from rankdump.contract.status import StatusView
 from rankdumpd.agent.values import Fate, Judged, Outcome
 from rankdumpd.metric_names import MOST_OPEN, Key
@@ -64,7 +64,6 @@ def of_status(view: StatusView) -> Iterator[MetricSample]:
         yield from _of_disk(disk)
     for job in sorted(view.usage, key=lambda each: -each.bytes_stored)[:MOST_OPEN]:
         yield MetricSample("rankdump_agent_job_bytes", job.bytes_stored, {"job": job.job_id})
-    yield MetricSample("rankdump_agent_retired_iterations_total", _retired(view.usage))
 
 
 def of_memory(
@@ -87,10 +86,6 @@ def _of_disk(disk: DiskStatus) -> Iterator[MetricSample]:
     yield MetricSample("rankdump_agent_disk_free_bytes", disk.free_bytes, labels)
     yield MetricSample("rankdump_agent_disk_size_bytes", disk.total_bytes, labels)
     yield MetricSample("rankdump_agent_disk_floor_bytes", disk.floor_bytes, labels)
-
-
-def _retired(usage: Iterable[JobUsage]) -> int:
-    return sum(job.retired_iterations for job in usage)
 
 
 def _drops(reasons: Mapping[str, int], by: str) -> dict[Key, float]:

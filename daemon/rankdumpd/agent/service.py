@@ -2,63 +2,56 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
-import os
-import signal
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import grpc
 
 from rankdump.contract import roots
-from rankdump.contract.errors import DamagedError
 from rankdump.contract.room import MetricSample
 from rankdump.contract.status import StatusView
 from rankdump.wire.channel import Credentials
 from rankdump.wire.v1 import agent_pb2_grpc
 from rankdumpd import machine
-from rankdumpd.activation import was_passed_on
+from rankdumpd.activation import own_socket
 from rankdumpd.agent import receive
 from rankdumpd.agent.budget import Budget
-from rankdumpd.agent.committer import Committer, cost_bytes
+from rankdumpd.agent.committer import Committer
 from rankdumpd.agent.dedup import Originals
-from rankdumpd.agent.disk import DiskGauge
 from rankdumpd.agent.effects import Effects
 from rankdumpd.agent.filing import filed
 from rankdumpd.agent.intake import Intake
 from rankdumpd.agent.ledger import Ledger
+from rankdumpd.agent.limits import Limits, policy_of
 from rankdumpd.agent.mailbox import Mailbox
+from rankdumpd.agent.overview import Overview
 from rankdumpd.agent.pipeline import Workers
 from rankdumpd.agent.registry import Registry
 from rankdumpd.agent.report import Reporter
+from rankdumpd.agent.retain import Keeper, Told, nobody
 from rankdumpd.agent.rings import Rings
 from rankdumpd.agent.servicer import SERVICE_NAME, AgentServicer
 from rankdumpd.agent.sessions import Session
 from rankdumpd.agent.slabs import Slabs
-from rankdumpd.agent.slabs.cap import Cap, share_out
+from rankdumpd.agent.slabs.cap import share_out
 from rankdumpd.agent.slabs.place import folder_for, group_of
-from rankdumpd.agent.standing import Standing
 from rankdumpd.agent.stream import OpenStreams, Reader
 from rankdumpd.agent.telling import Telling
 from rankdumpd.agent.tries import Tries
-from rankdumpd.agent.values import Outcome, Parcel, Policy
+from rankdumpd.agent.usage import Usage
+from rankdumpd.agent.values import Outcome, Parcel
 from rankdumpd.lifecycle import Room
 from rankdumpd.meters import Meters
 from rankdumpd.metric_names import AGENT
 from rankdumpd.server import socket_path
 from rankdumpd.settings import AgentSettings, Settings
+from rankdumpd.signals import ask_to_stop
 
 _STOP_S = 3.0
 """What ends within it ends in order; a thread that a disk holds up is left to it."""
 
 _log = logging.getLogger(__name__)
-
-
-def _ask_to_stop() -> None:
-    # As an operator would: whatever runs this process ends it in its own order.
-    os.kill(os.getpid(), signal.SIGTERM)
 
 
 class Agent(Room):
@@ -71,8 +64,10 @@ class Agent(Room):
         settings: AgentSettings,
         credentials: Credentials | None = None,
         *,
+        told: Told = nobody,
         meters: Meters | None = None,
     ) -> None:
+        """`told` hears what is removed from trees."""
         self._meters = meters or Meters()
         self._meters.begin(AGENT)
         cap = share_out(
@@ -81,25 +76,25 @@ class Agent(Room):
             queue_bytes=settings.queue_bytes,
             max_record_bytes=settings.max_record_bytes,
         )
-        self._policy = Policy(cap.record_bytes, settings.keep_free_bytes)
         self._listen = settings.listen
-        self._budget = Budget(settings.queue_bytes)
-        self._streams = OpenStreams()
-        self._tries = Tries()
+        self._budget, self._usage = Budget(settings.queue_bytes), Usage()
+        self._streams, self._tries = OpenStreams(), Tries()
         # First of all: who may not be here says only that.
         self._ledger = Ledger(
             Path(settings.state_dir),
             report_bytes=settings.report_bytes if settings.coordinator else 0,
         )
-        self._ledger.on_damage = _ask_to_stop
+        self._ledger.on_damage = ask_to_stop
         self._slabs = Slabs(
             folder_for(settings.runtime_dir, socket_path(settings.listen)),
             group=group_of(settings.runtime_group),
             ring_bytes=settings.slab_bytes,
             cap=cap,
         )
+        self._limits = Limits(
+            policy_of(settings, cap.record_bytes), cap, self._budget, self._usage, self._slabs
+        )
         self._originals = Originals()
-
         self._reporter = self._make_reporter(settings.coordinator, credentials)
         self._registry = Registry(
             self._ledger,
@@ -110,14 +105,34 @@ class Agent(Room):
             roots=roots.folders(settings.roots),
             meters=self._meters,
         )
-        self._telling = Telling(self._registry, self._ledger, self._reporter)
-        self._standing = self._make_standing(cap, settings.queue_bytes)
-        self._effects = Effects(self._ledger, self._reporter, meters=self._meters)
+        self._furnish(settings, told)
+
+    def _furnish(self, settings: AgentSettings, told: Told) -> None:
+        """Make the rooms behind the registry."""
+        self._telling = Telling(self._registry, self._ledger, self._reporter, self._limits.warnings)
+        self._overview = Overview(
+            self._registry,
+            self._limits,
+            pins=lambda: self._ledger.retention.pins,
+            slab_bytes=lambda: self._slabs.held_bytes,
+            events=self._reporter.events,
+        )
+        self._effects = Effects(
+            self._ledger, self._reporter, meters=self._meters, usage=self._usage
+        )
         self._committer = Committer(
-            self._ledger, self._registry, self._effects, self._budget, meters=self._meters
+            *(self._ledger, self._registry, self._effects, self._budget),
+            meters=self._meters,
+            usage=self._usage,
+        )
+        self._keeper = Keeper(
+            *(self._ledger, self._registry, self._usage),
+            lambda: self._limits.policy,
+            told=told,
+            meters=self._meters,
         )
         threads = settings.encode_threads or machine.cores()
-        self._workers = Workers(threads, self._file, self._commit)
+        self._workers = Workers(threads, self._file, self._committer.take)
         self._rings = Rings(
             self._slabs,
             intake=self._intake,
@@ -135,7 +150,8 @@ class Agent(Room):
             changed=self._telling.tell,
             view=self.view,
             settle=self._settle,
-            redirect=self._redirect,
+            pin=self._ledger.retention.pin,
+            redirect=lambda peer: own_socket(self._listen, peer),
             meters=self._meters,
         )
         agent_pb2_grpc.add_AgentServiceServicer_to_server(servicer, server)
@@ -145,17 +161,20 @@ class Agent(Room):
 
         DamagedError when the ledger is not to be believed.
         """
+        retention = self._ledger.retention
+        self._usage.restore(retention.taken(), retention.counts())
         for session in self._registry.recover():
             while not self._effects.apply_due(session):
                 pass
             self._telling.tell(session)
-        self._check_ledger()
+        self._ledger.check()
         self._reporter.start()
         self._committer.start()
         self._workers.start()
         self._rings.take_up(self._registry.all())
         self._slabs.remove_strays({row.request.session_id for row in self._ledger.unfinished()})
         self._rings.start()
+        self._keeper.start()
 
     def drain(self, timeout_s: float) -> int:
         """Let ranks finish their streams, then finish the queue; return what is left.
@@ -164,7 +183,7 @@ class Agent(Room):
         """
         deadline = time.monotonic() + timeout_s
         self._registry.refuse()
-        self._check_ledger()
+        self._ledger.check()
         # Ranks get half of the time, so that what they have sent can be finished.
         self._streams.drain(timeout_s / 2)
         self._streams.end("the agent is stopping")
@@ -185,18 +204,19 @@ class Agent(Room):
         self._rings.stop()
         written = self._workers.stop(max(0.0, deadline - time.monotonic()))
         committed = self._committer.stop(max(_STOP_S / 2, deadline - time.monotonic()))
+        kept = self._keeper.stop(_STOP_S / 2)
         self._reporter.stop()
         # A commit that goes on holds the ledger, and what stands in slabs is being written.
-        if written and committed:
+        if written and committed and kept:
             self._rings.close()
             self._ledger.close()
         else:
             _log.error("a disk holds up a thread: ledger and slabs are left as they are")
 
     def reload(self, settings: Settings) -> None:
-        """Take over limits: those of a stream hold from its next beginning."""
-        keep_free_bytes = settings.agent.keep_free_bytes
-        self._policy = dataclasses.replace(self._policy, keep_free_bytes=keep_free_bytes)
+        """Take over limits; they hold from the next tensor on."""
+        largest = self._limits.policy.max_record_bytes
+        self._limits.policy = policy_of(settings.agent, largest)
 
     def fault(self) -> str:
         """Say which thread is dead without which nothing is written or told."""
@@ -210,15 +230,12 @@ class Agent(Room):
 
     def view(self) -> StatusView:
         """Return everything people may want to know."""
-        return self._standing.view((*self._committer.findings(), *self._reporter.findings()))
+        rooms = (self._keeper, self._committer, self._reporter)
+        return self._overview.view(said for room in rooms for said in room.findings())
 
     def samples(self) -> list[MetricSample]:
         """Return how it stands, for monitoring."""
-        return self._standing.samples(self._reporter)
-
-    def _check_ledger(self) -> None:
-        if self._ledger.damage:
-            raise DamagedError(self._ledger.damage)
+        return self._overview.samples()
 
     def _reader(self, session: Session, mailbox: Mailbox) -> Reader:
         return Reader(session, mailbox, intake=self._intake(session), rings=self._rings)
@@ -229,23 +246,13 @@ class Agent(Room):
             budget=self._budget,
             workers=self._workers,
             committer=self._committer,
-            policy=self._policy,
-            load=lambda: self._standing.load_of((session,)),
+            room=lambda: self._limits.room_of(session),
             tries=self._tries,
         )
 
     def _file(self, parcel: Parcel) -> Outcome:
         outlet = self._registry.get(parcel.ticket.session_id).outlet
         return filed(parcel, outlet, self._originals)
-
-    def _redirect(self, peer: str) -> str:
-        """Return the name of the own socket for who came to the one beside it."""
-        path = socket_path(self._listen) if was_passed_on(peer) else None
-        return path.name if path else ""
-
-    def _commit(self, outcomes: Sequence[Outcome]) -> None:
-        cost = sum(cost_bytes(outcome.head.byte_count) for outcome in outcomes)
-        self._committer.submit(outcomes, cost)
 
     def _settle(self, timeout_s: float) -> int:
         deadline = time.monotonic() + timeout_s
@@ -256,19 +263,8 @@ class Agent(Room):
         return Reporter(
             address,
             self._ledger.log,
-            load=lambda: self._standing.load(),
+            load=lambda: self._limits.load_of(self._registry.all()),
             warn=lambda job_id, text: self._telling.warn(job_id, text),
             tell_again=lambda: self._telling.tell_again(),
             credentials=credentials,
-        )
-
-    def _make_standing(self, cap: Cap, queue_bytes: int) -> Standing:
-        return Standing(
-            self._registry,
-            self._budget,
-            self._slabs,
-            DiskGauge(),
-            policy=self._policy,
-            memory_bytes=cap.total_bytes,
-            queue_bytes=queue_bytes,
         )

@@ -43,6 +43,7 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         view: Callable[[], StatusView],
         settle: Callable[[float], int],
         meters: Meters,
+        pin: Callable[[str, bool], None],
         redirect: Callable[[str], str] = lambda _peer: "",
     ) -> None:
         """Call `changed` when a session's state may have; `settle` waits for all that arrived, and
@@ -50,7 +51,8 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         """
         self._registry, self._streams, self._rings = registry, streams, rings
         self._reader, self._changed = reader, changed
-        self._view, self._settle, self._redirect = view, settle, redirect
+        self._view, self._settle, self._pin = view, settle, pin
+        self._redirect = redirect
         self._meters = meters
 
     def OpenSession(  # noqa: N802 - the name is the generated base class's
@@ -101,8 +103,13 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
     def Control(  # noqa: N802 - the name is the generated base class's
         self, request: agent_pb2.ControlRequest, context: grpc.ServicerContext
     ) -> agent_pb2.ControlResponse:
-        """Wait until everything received is in the tree and reported, or the deadline strikes."""
+        """Pin a job or let it go; or wait until everything received is in the tree and reported,
+        or the deadline strikes.
+        """
         with answered(context, self._meters):
+            if request.HasField("pin"):
+                self._pin(request.pin.job_id, request.pin.pinned)
+                return agent_pb2.ControlResponse()
             if not request.HasField("drain"):
                 raise ProtocolError("control without an action")
             left = self._settle(drain_s(request.drain))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from rankdumpd.agent.ledger import Ledger
 from rankdumpd.agent.registry import Registry
 from rankdumpd.agent.report import Reporter
@@ -11,13 +13,22 @@ from rankdumpd.agent.sessions import Session
 class Telling:
     """Carries words between sessions and the reporter; safe to use from several threads."""
 
-    def __init__(self, registry: Registry, ledger: Ledger, reporter: Reporter) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        ledger: Ledger,
+        reporter: Reporter,
+        limits: Callable[[Session], list[str]],
+    ) -> None:
+        """`limits` says why tensors of a session are refused at present."""
         self._registry, self._ledger, self._reporter = registry, ledger, reporter
+        self._limits = limits
 
     def tell(self, session: Session) -> None:
         """Tell the coordinator how a session stands, and the session what its job should know."""
         self._reporter.session(session.status(), str(session.outlet.tree.root))
-        for text in self._reporter.warnings(session.request.job_id):
+        told = self._reporter.warnings(session.request.job_id)
+        for text in (*told, *self._limits(session)):
             session.warn(text)
 
     def tell_again(self) -> None:

@@ -178,14 +178,6 @@ class KeptFrame:
     refused: Refused
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """What the operator of a host allows."""
-
-    max_record_bytes: int
-    keep_free_bytes: int
-
-
 def dropped(ticket: Ticket, head: RecordHead, reason: str) -> Outcome:
     """Return the outcome of a record that is not in the tree."""
     return Outcome(ticket, head, Fate.DROPPED, reason)
@@ -251,3 +243,26 @@ class LogItem:
     """How many it holds."""
     body: bytes
     """The frame as the rank sent it; of sessions and balances their JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """An iteration of a job, over for all of its ranks that are here."""
+
+    job_id: str
+    iteration: int
+    ended_us: int
+    """Since the epoch, when the last of them ended it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retiring:
+    """A rank's part of an iteration that is removed."""
+
+    session_id: str
+    iteration: int
+    byte_count: int
+    """Room that its files leave: those with other names leave none."""
+    began_us: int
+    about: Mapping[str, object]
+    """Its `job` and `rank`, and `why` it is removed."""

@@ -122,6 +122,18 @@ class Crew:
         )
         return sum(1 if isinstance(a, RankdumpError) else a.queued_records for a in answers)
 
+    def pin(self, pin: agent_pb2.Pin) -> None:
+        """Pin a job with all workers, or let it go; raise what any of them says against it."""
+        request = agent_pb2.ControlRequest(pin=pin)
+        answers = self._ask(
+            lambda channel: agent_pb2_grpc.AgentServiceStub(channel).Control.future(
+                request, timeout=STATUS_TIMEOUT_S
+            )
+        )
+        for answer in answers:
+            if isinstance(answer, RankdumpError):
+                raise answer
+
     def _options(self) -> Options:
         host = self._own_host()
         return (*_OPTIONS, ("grpc.ssl_target_name_override", host)) if host else _OPTIONS

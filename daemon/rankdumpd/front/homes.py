@@ -126,6 +126,7 @@ def _clear(source: Home, homes: list[Home]) -> dict[str, int]:
                 _log.info("%d sessions go to %s", len(strangers), home.state_dir)
                 connect(home.ledger).close()
                 _move_rows(base, home.ledger, strangers)
+        _move_pins(base, source, homes)
         return belongs
 
 
@@ -172,6 +173,17 @@ def _move_rows(base: sqlite3.Connection, target: Path, session_ids: list[str]) -
         _delete_rows(base, tables, keys)
     finally:
         base.execute("DETACH target")
+
+
+def _move_pins(base: sqlite3.Connection, source: Home, homes: list[Home]) -> None:
+    """Give every home the pins of another; who lives nowhere any more keeps none."""
+    pins = base.execute("SELECT job_id, since_us FROM pins").fetchall()
+    for home in homes if pins else ():
+        if home != source:
+            with contextlib.closing(connect(home.ledger)) as target:
+                target.executemany("INSERT OR IGNORE INTO pins VALUES (?, ?)", pins)
+    if pins and source not in homes:
+        base.execute("DELETE FROM pins")
 
 
 def _delete_rows(base: sqlite3.Connection, tables: list[str], keys: list[tuple[str]]) -> None:

@@ -52,8 +52,11 @@ class FrontServicer(agent_pb2_grpc.AgentServiceServicer):
     def Control(  # noqa: N802 - the name is the generated base class's
         self, request: agent_pb2.ControlRequest, context: grpc.ServicerContext
     ) -> agent_pb2.ControlResponse:
-        """Pass a drain on to all workers."""
+        """Pass a drain or a pin on to all workers."""
         with answered(context, self._meters):
+            if request.HasField("pin"):
+                self._crew.pin(request.pin)
+                return agent_pb2.ControlResponse()
             if not request.HasField("drain"):
                 raise ProtocolError("control without an action")
             left = self._crew.settle(drain_s(request.drain))

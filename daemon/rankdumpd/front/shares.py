@@ -31,7 +31,15 @@ def share_of(
         report_bytes=max(LEAST_QUEUE_BYTES, settings.report_bytes // workers),
         memory_bytes=max(queue_bytes, memory_bytes // workers),
         runtime_dir=runtime_dir,
+        disk_bytes=_part(settings.disk_bytes, workers),
+        job_bytes=_part(settings.job_bytes, workers),
+        retain_bytes=_part(settings.retain_bytes, workers),
     )
+
+
+def _part(limit_bytes: int, workers: int) -> int:
+    """Return a worker's part of a limit; none of none, and never none of a limit."""
+    return max(1, limit_bytes // workers) if limit_bytes else 0
 
 
 def beside(listen: str, index: int) -> str:

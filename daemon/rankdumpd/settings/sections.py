@@ -67,9 +67,9 @@ class AgentSettings:
     """Ranks that may be here at once, with those that opened a session and never came."""
     keep_free_bytes: int = 64 * _MIB
     """Tensors are refused rather than leave less than this on their disk."""
-    keep_free_ratio: float = 0.0
+    keep_free_ratio: float = 0.1
     """The same as a share of the disk; the larger of both holds."""
-    keep_free_inodes_ratio: float = 0.0
+    keep_free_inodes_ratio: float = 0.01
     """The same for the files that a disk can hold."""
     disk_bytes: int = 0
     """Most that dumps of this agent may take together; 0 means no limit."""

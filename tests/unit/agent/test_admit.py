@@ -18,13 +18,19 @@ from rankdump.contract.plan import (
     Selection,
     Watched,
 )
-from rankdump.contract.status import Load
 from rankdumpd.agent.admit import Admission
-from rankdumpd.agent.values import Policy
+from rankdumpd.agent.policy import Policy, Room, Space
 
 GIB = 1 << 30
-ROOMY = Load(disk_free_bytes=GIB)
 POLICY = Policy(max_record_bytes=1000, keep_free_bytes=1 << 20)
+
+
+def free(free_bytes: int, *, queued_bytes: int = 0) -> Room:
+    """Room on a disk of 1 GiB."""
+    return Room(POLICY, Space(free_bytes, GIB), queued_bytes=queued_bytes)
+
+
+ROOMY = free(GIB)
 
 NOTHING = Operators(False)
 WATCHED = Watched(("a",), ("b",))
@@ -40,7 +46,7 @@ NONE = Selection(Iterations("5", ((5, 5),)), inputs=False)
 
 
 @pytest.mark.parametrize(
-    ("selection", "head", "device", "load", "reason"),
+    ("selection", "head", "device", "room", "reason"),
     [
         (Selection(), {}, 0, ROOMY, ""),
         (Selection(devices=(1, 2)), {}, 0, ROOMY, "device_excluded"),
@@ -69,15 +75,15 @@ NONE = Selection(Iterations("5", ((5, 5),)), inputs=False)
         (Selection(), {"dtype": "int4"}, 0, ROOMY, "unsupported_dtype"),
         (Selection(), {"byte_count": 1000}, 0, ROOMY, ""),
         (Selection(), {"byte_count": 1001}, 0, ROOMY, "record_too_large"),
-        (Selection(), {}, 0, Load(disk_free_bytes=(1 << 20) + 16), ""),
-        (Selection(), {}, 0, Load(disk_free_bytes=(1 << 20) + 15), "disk_low"),
-        (Selection(), {}, 0, Load(queued_bytes=GIB, disk_free_bytes=GIB), "disk_low"),
+        (Selection(), {}, 0, free((1 << 20) + 16), ""),
+        (Selection(), {}, 0, free((1 << 20) + 15), "disk_low"),
+        (Selection(), {}, 0, free(GIB, queued_bytes=GIB), "disk_low"),
     ],
 )
-def test_verdicts(make_head, selection, head, device, load, reason):
+def test_verdicts(make_head, selection, head, device, room, reason):
     """A record is taken exactly when the plan, the policy and the disk all say yes."""
     plan = DumpPlan(output=Output(root="/dump"), selection=selection)
-    answer = Admission(plan, device, POLICY).of_record(make_head(**head), load)
+    answer = Admission(plan, device).of_record(make_head(**head), room)
     assert (answer.accepted, answer.reason) == (not reason, reason)
 
 
@@ -93,29 +99,29 @@ def test_verdicts(make_head, selection, head, device, load, reason):
 def test_elements_in_the_place_of_figures(make_head, saved, head, reason):
     """Where the plan keeps figures alone, elements are not taken."""
     plan = DumpPlan(output=Output(root="/dump"), content=Content(saved=saved))
-    assert Admission(plan, 0, POLICY).of_record(make_head(**head), ROOMY).reason == reason
+    assert Admission(plan, 0).of_record(make_head(**head), ROOMY).reason == reason
 
 
 class TestRows:
     """The same questions for every row of a frame."""
 
     @pytest.mark.parametrize(
-        ("selection", "fields", "device", "load", "refused"),
+        ("selection", "fields", "device", "room", "refused"),
         [
             (Selection(), {}, 0, ROOMY, {}),
             (Selection(devices=(1,)), {}, 0, ROOMY, {"device_excluded": [0, 1]}),
             (NONE, {}, 0, ROOMY, {"iteration_excluded": [0, 1]}),
             (NONE, {"switched_on": True}, 0, ROOMY, {"side_excluded": [1]}),
-            (Selection(), {}, 0, Load(disk_free_bytes=1 << 20), {}),
-            (Selection(), {}, 0, Load(disk_free_bytes=1), {"disk_low": [0, 1]}),
+            (Selection(), {}, 0, free(1 << 20), {}),
+            (Selection(), {}, 0, free(1), {"disk_low": [0, 1]}),
         ],
     )
-    def test_reasons(self, make_kind, selection, fields, device, load, refused):
+    def test_reasons(self, make_kind, selection, fields, device, room, refused):
         """Each row that is not taken has the reason that a record would have."""
         plan = DumpPlan(Output(root="/dump"), selection, Content("statistic"))
         kinds = (make_kind(), make_kind(side=Side.INPUT))
         rows = FigureRows(0, kinds, (1, 2), ("1", "2"), **fields)
-        found = Admission(plan, device, POLICY).of_rows(rows, load)
+        found = Admission(plan, device).of_rows(rows, room)
         assert {reason: list(places) for reason, places in found.items()} == refused
 
     @pytest.mark.parametrize("saved", ["statistic", "full", "tensor"])
@@ -125,7 +131,7 @@ class TestRows:
         types = ("float32", "complex64", "int4", "float32")
         kinds = tuple(make_kind(dtype=dtype, byte_count=1 << 20) for dtype in types)
         rows = FigureRows(0, kinds, (1, 2, 3, 4), ("1",) * 4, degraded=saved != "statistic")
-        found = Admission(plan, 0, POLICY).of_rows(rows, ROOMY)
+        found = Admission(plan, 0).of_rows(rows, ROOMY)
         assert found == {"no_statistics": [1], "unsupported_dtype": [2]}
 
     @pytest.mark.parametrize(("net_name", "refused"), [("", [0, 3]), ("Mine", [0, 1, 2, 3])])
@@ -135,7 +141,7 @@ class TestRows:
         plan = DumpPlan(Output("/dump", net_name=net_name), Selection(models=models))
         kinds = tuple(make_kind(model=model) for model in ("", "B", "C", "A"))
         rows = FigureRows(0, kinds, (1, 2, 3, 4), ("1",) * 4, degraded=True)
-        found = Admission(plan, 0, POLICY).of_rows(rows, ROOMY)
+        found = Admission(plan, 0).of_rows(rows, ROOMY)
         assert found == {"operator_excluded": refused}
 
     def test_positions_of_rows(self, make_kind):
@@ -145,13 +151,13 @@ class TestRows:
         kinds = [make_kind(slot=slot) for slot in range(3)]
         kinds += [make_kind(slot=slot, side=Side.INPUT) for slot in range(2)]
         rows = FigureRows(0, tuple(kinds), (1, 2, 3, 4, 5), ("1",) * 5)
-        found = Admission(plan, 0, POLICY).of_rows(rows, ROOMY)
+        found = Admission(plan, 0).of_rows(rows, ROOMY)
         assert found == {"tensor_excluded": [1, 3]}
 
     def test_nothing_of_nothing(self):
         """A frame without rows has no reasons."""
         plan = DumpPlan(output=Output(root="/dump"), selection=NONE)
-        assert Admission(plan, 0, POLICY).of_rows(FigureRows(0, (), (), ()), ROOMY) == {}
+        assert Admission(plan, 0).of_rows(FigureRows(0, (), (), ()), ROOMY) == {}
 
 
 def test_answers_that_are_remembered_are_the_same(make_head):
@@ -159,7 +165,7 @@ def test_answers_that_are_remembered_are_the_same(make_head):
     plan = DumpPlan(
         output=Output(root="/dump"), selection=Selection(operators=Operators(False, ("op7",)))
     )
-    admission = Admission(plan, 0, POLICY)
+    admission = Admission(plan, 0)
     for _ in range(2):
         taken = [
             n

@@ -10,14 +10,14 @@ import pytest
 from rankdump.contract.errors import ProtocolError, ResendError, UnavailableError
 from rankdump.contract.plan import DumpPlan, Output
 from rankdump.contract.plan_json import plan_to_json
-from rankdump.contract.status import Load
 from rankdump.wire.v1 import agent_pb2
 from rankdumpd.agent import intake as room
 from rankdumpd.agent.budget import Budget
 from rankdumpd.agent.intake import Intake
+from rankdumpd.agent.policy import Policy, Room
 from rankdumpd.agent.sessions import Session
 from rankdumpd.agent.tries import Tries
-from rankdumpd.agent.values import Declared, Outcome, Parcel, Policy
+from rankdumpd.agent.values import Declared, Outcome, Parcel
 
 LARGE = room.SMALL_BYTES + 1
 CEILING = 100_000
@@ -55,17 +55,12 @@ class House:
     def renew(self) -> None:
         """Go on with another stream."""
         self.intake = Intake(
-            self.session,
-            budget=self.budget,
-            policy=Policy(CEILING, 0),
-            load=self._load,
-            tries=self.tries,
-            **self._rooms,
+            self.session, budget=self.budget, room=self._room, tries=self.tries, **self._rooms
         )
 
-    def _load(self) -> Load:
+    def _room(self) -> Room:
         self.asked += 1
-        return Load(disk_free_bytes=1 << 40)
+        return Room(Policy(CEILING))
 
     def settle(self) -> None:
         """Give back what the committer would once everything is done."""

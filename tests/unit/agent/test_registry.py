@@ -16,6 +16,7 @@ from rankdumpd.agent import receive
 from rankdumpd.agent.ledger import Ledger
 from rankdumpd.agent.mailbox import Mailbox
 from rankdumpd.agent.registry import Registry
+from rankdumpd.meters import Meters
 
 
 class House:
@@ -31,6 +32,7 @@ class House:
             max_record_bytes=1,
             room=lambda live: "",
             read_declared=receive.declaration_again,
+            meters=Meters(),
             clock=lambda: self.now_s,
             **settings,
         )

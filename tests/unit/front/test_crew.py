@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from rankdump.contract.errors import UnavailableError
 from rankdump.contract.status import StatusView
+from rankdump.wire.v1 import agent_pb2
 from rankdumpd.front.crew import Crew
 
 
@@ -51,3 +54,8 @@ def test_who_does_not_answer_is_said_not_left_out_in_silence(socket_folder: Path
 
 def test_nothing_is_called_drained_that_did_not_say_so(socket_folder: Path):
     assert Crew([Away(), Deaf(socket_folder)]).settle(0.2) == 2
+
+
+def test_a_pin_that_a_worker_did_not_hear_of_is_an_error(socket_folder: Path):
+    with pytest.raises(UnavailableError):
+        Crew([Deaf(socket_folder)]).pin(agent_pb2.Pin(job_id="job", pinned=True))

@@ -218,3 +218,23 @@ def test_a_move_that_fails_is_one_line(agent: Home):
         move(agent, 2)
     assert "\n" not in str(refused.value)
     assert found(agent) | found(agent.worker(1)) == set(RANKS)
+
+
+def pins_of(home: Home) -> set[str]:
+    with contextlib.closing(sqlite3.connect(home.ledger)) as base:
+        return {job_id for (job_id,) in base.execute("SELECT job_id FROM pins")}
+
+
+def test_pins_are_everywhere_and_nowhere_that_is_left(agent: Home):
+    """Every worker knows what is pinned, whoever was told; who is gone brings nothing back."""
+    fill(agent)
+    with contextlib.closing(sqlite3.connect(agent.ledger)) as base, base:
+        base.execute("INSERT INTO pins VALUES ('job', 1)")
+    bring_home(agent, 2, group=-1, patience_s=0)
+    assert [pins_of(agent.worker(index)) for index in range(2)] == [{"job"}, {"job"}]
+    assert pins_of(agent) == set()
+    for index in range(2):
+        with contextlib.closing(sqlite3.connect(agent.worker(index).ledger)) as base, base:
+            base.execute("DELETE FROM pins")
+    bring_home(agent, 1, group=-1, patience_s=0)
+    assert pins_of(agent) == set()

@@ -46,6 +46,10 @@ def test_shares_stay_within_the_whole(workers, queue, more, threads, cores):
     assert sum(s.queue_bytes for s in each) <= queue
     assert sum(s.report_bytes for s in each) <= whole.report_bytes
     assert sum(s.memory_bytes for s in each) <= queue + more
+    limits = AgentSettings(workers=workers, queue_bytes=queue, job_bytes=queue, retain_bytes=1)
+    parts = shares(limits, memory_bytes=queue + more, cores=cores)
+    assert queue - workers < sum(s.job_bytes for s in parts) <= queue
+    assert {(s.disk_bytes, s.retain_bytes) for s in parts} == {(0, 1)}
     assert {s.encode_threads for s in each} == {max(1, (threads or cores) // workers)}
     assert {s.workers for s in each} == {1}
     for places in ({s.listen for s in each}, {s.state_dir for s in each}):

@@ -29,6 +29,7 @@ from rankdumpd.agent.report import Reporter
 from rankdumpd.agent.sessions import Session
 from rankdumpd.agent.sessions.introduced import introduce
 from rankdumpd.agent.tabulate import Tables
+from rankdumpd.agent.usage import Usage
 from rankdumpd.agent.values import Declared, Ticket
 from rankdumpd.logs import about
 from rankdumpd.meters import Meters
@@ -48,10 +49,12 @@ class Effects:
         reporter: Reporter,
         *,
         meters: Meters,
+        usage: Usage | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._ledger, self._reporter = ledger, reporter
         self._meters, self._clock = meters, clock
+        self._usage = usage or Usage()
         self._again = Again()
         self._joining: dict[str, Joining] = {}
         """By session: the iteration whose operators are being joined."""
@@ -180,7 +183,7 @@ class Effects:
         if isinstance(declaration, EventColumns):
             session.program.take(declaration)
         elif isinstance(declaration, IterationEnd):
-            joining = Joining(self._ledger, session, declared, declaration)
+            joining = Joining(self._ledger, session, declared, declaration, self._usage)
             self._joining[session.request.session_id] = joining
         elif isinstance(declaration, SessionEnd):
             self._end_session(session, declared, declaration)

@@ -12,6 +12,7 @@ from rankdumpd.agent.join import Joiner
 from rankdumpd.agent.ledger import Ledger
 from rankdumpd.agent.members import Joined, Member
 from rankdumpd.agent.sessions import Session
+from rankdumpd.agent.usage import Taken, Usage
 from rankdumpd.agent.values import Declared, Ticket
 
 OPERATORS_AT_ONCE = 256
@@ -25,10 +26,15 @@ class Joining:
     """The operators of an iteration that is over, joined some at a time."""
 
     def __init__(
-        self, ledger: Ledger, session: Session, declared: Declared, end: IterationEnd
+        self,
+        ledger: Ledger,
+        session: Session,
+        declared: Declared,
+        end: IterationEnd,
+        usage: Usage,
     ) -> None:
         self.declared, self.end = declared, end
-        self._left = _groups(ledger, session, declared.ticket, end.iteration)
+        self._left = _groups(ledger, session, declared.ticket, end.iteration, usage)
 
     def go_on(self) -> bool:
         """Join some more; return whether that was all.
@@ -40,7 +46,9 @@ class Joining:
         return next(self._left, True)
 
 
-def _groups(ledger: Ledger, session: Session, end: Ticket, iteration: int) -> Iterator[bool]:
+def _groups(
+    ledger: Ledger, session: Session, end: Ticket, iteration: int, usage: Usage
+) -> Iterator[bool]:
     """Join a group of operators at each step, and yield whether it was the last one."""
     joiner, session_id = session.outlet.joiner, end.session_id
     if joiner is None:
@@ -59,7 +67,10 @@ def _groups(ledger: Ledger, session: Session, end: Ticket, iteration: int) -> It
                 done += members if parts else []
         if shares:
             ledger.joined(session_id, shares, synced=session.outlet.synced)
-            session.stored_anew(iteration, _bytes_more(operators, shares))
+            more = _bytes_more(operators, shares)
+            session.stored_anew(iteration, more)
+            root = str(session.outlet.tree.root)
+            usage.add(Taken(session.request.job_id, root, more))
         _remove(joiner, session, done)
         yield number == len(groups)
 

@@ -20,6 +20,7 @@ from rankdumpd.agent.ledger.connection import connect, no_folder, sole_owner
 from rankdumpd.agent.ledger.inserting import insert_records
 from rankdumpd.agent.ledger.log import ReportLog
 from rankdumpd.agent.ledger.reading import LedgerReader
+from rankdumpd.agent.ledger.retention import Retention
 from rankdumpd.agent.members import Joined
 from rankdumpd.agent.values import Declared, Judged, Outcome, Ticket
 
@@ -52,6 +53,7 @@ class Ledger(LedgerReader):
             super().__init__(connect(path), str(path), now_us)
             self.log = ReportLog(path, self._transaction, most_bytes=report_bytes)
             self._taken_back = self.log.forget_counts
+            self.retention = Retention(path, self._select, self._transaction, now_us)
             with self._transaction() as base:
                 folding.note_closed(base, now_us())
         except RankdumpError as error:
@@ -68,6 +70,7 @@ class Ledger(LedgerReader):
         with self._lock:
             if self._guard >= 0:
                 self.log.close()
+                self.retention.close()
                 self._base.close()
                 os.close(self._guard)
                 self._guard = -1
@@ -141,8 +144,8 @@ class Ledger(LedgerReader):
         with self._transaction() as base:
             base.execute(queries.FORGET_EVENTS, (ticket.session_id, ticket.sequence))
             base.execute(
-                "INSERT OR IGNORE INTO iterations VALUES (?, ?, ?, ?, ?, ?, ?, ?, 0)",
-                rows.end_row(ticket, end),
+                "INSERT OR IGNORE INTO iterations VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (*rows.end_row(ticket, end), self._now_us()),
             )
             self.log.enter_balance(base, ticket, status)
             _note_ordered(base, ticket, graphs)

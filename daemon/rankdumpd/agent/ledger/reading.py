@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
-from rankdump.contract.errors import UnavailableError
+from rankdump.contract.errors import DamagedError, UnavailableError
 from rankdump.contract.status import SessionState
 from rankdumpd import faults
 from rankdumpd.agent import rows
@@ -43,6 +43,11 @@ class LedgerReader:
         """Why nothing in the file is to be believed any more."""
         self.on_damage: Callable[[], None] = lambda: None
         """Called when that is found, in any thread."""
+
+    def check(self) -> None:
+        """DamagedError when the file is not to be believed any more."""
+        if self.damage:
+            raise DamagedError(self.damage)
 
     def find(self, session_id: str) -> SessionRow | None:
         """Return what is known of a session."""

@@ -1,0 +1,135 @@
+"""How a session stands with the limits of its agent, and how near these are to be reached."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from rankdump.contract.room import DiskStatus, JobUsage, MemoryStatus
+from rankdump.contract.status import Load
+from rankdumpd.agent import policy as rules
+from rankdumpd.agent.budget import Budget
+from rankdumpd.agent.disk import DiskGauge
+from rankdumpd.agent.policy import Policy, Room
+from rankdumpd.agent.sessions import Session
+from rankdumpd.agent.slabs import Slabs
+from rankdumpd.agent.slabs.cap import SESSION_BYTES, Cap
+from rankdumpd.agent.usage import Usage
+from rankdumpd.settings import AgentSettings
+
+
+class Limits:
+    """Knows what is used of each limit; safe to use from several threads, and never waits."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        cap: Cap,
+        budget: Budget,
+        usage: Usage,
+        slabs: Slabs,
+        *,
+        disk: DiskGauge | None = None,
+    ) -> None:
+        self.policy = policy
+        """May be replaced by another at any time."""
+        self._cap, self._budget, self._usage = cap, budget, usage
+        self._slabs = slabs
+        self._disk = disk or DiskGauge()
+
+    def room_of(self, session: Session) -> Room:
+        """Return what decides on a tensor of a session."""
+        return Room(
+            self.policy,
+            self._disk.space(session.outlet.tree.root),
+            queued_records=self._budget.items,
+            queued_bytes=self._budget.used_bytes,
+            used_bytes=self._usage.total,
+            job_bytes=self._usage.of_job(session.request.job_id),
+        )
+
+    def load_of(self, sessions: Iterable[Session]) -> Load:
+        """Return what is under way, and the room on the fullest disk of some sessions."""
+        spaces = [self._disk.space(root) for root in _roots(sessions)]
+        fullest = min(spaces, key=lambda space: space.free_bytes, default=rules.Space())
+        return Load(
+            self._budget.items, self._budget.used_bytes, fullest.free_bytes, fullest.total_bytes
+        )
+
+    @property
+    def queue(self) -> tuple[int, int]:
+        """Bytes that were taken in and are not committed, and how many they may be."""
+        return self._budget.used_bytes, self._budget.limit_bytes
+
+    def disks_of(self, sessions: Iterable[Session]) -> tuple[DiskStatus, ...]:
+        """Return the disks of the trees of some sessions."""
+        return tuple(map(self._disk_status, _roots(sessions)))
+
+    def jobs(self, pinned: Iterable[str]) -> tuple[JobUsage, ...]:
+        """Return every job that takes room here, or is pinned."""
+        kept = set(pinned)
+        known = {job_id: (taken, retired) for job_id, taken, retired in self._usage.jobs()}
+        return tuple(
+            JobUsage(job_id, taken, self.policy.job_bytes, job_id in kept, retired)
+            for job_id in sorted(known.keys() | kept)
+            for taken, retired in [known.get(job_id, (0, 0))]
+        )
+
+    def memory(self, live_sessions: int) -> MemoryStatus:
+        """Return what queue, slabs and sessions take."""
+        held = self._slabs.held_bytes + live_sessions * SESSION_BYTES
+        used = self._budget.used_bytes + held
+        return MemoryStatus(used, self._cap.total_bytes)
+
+    def findings(self, sessions: Iterable[Session]) -> list[str]:
+        """Return the limits that are near or reached, a sentence each, and silent disks."""
+        near = [said for root in _roots(sessions) for said in self._of_disk(root)]
+        near += rules.cap_warnings(self.policy, self._usage.total)
+        for job_id, taken, _ in self._usage.jobs():
+            near += rules.job_warnings(self.policy, job_id, taken)
+        return [*near, *self._disk.findings()]
+
+    def warnings(self, session: Session) -> list[str]:
+        """Return what a rank is to hear at once: the limits at which its tensors are refused."""
+        if not rules.room_reason(self.room_of(session), 0):
+            return []
+        root, job_id = session.outlet.tree.root, session.request.job_id
+        return [
+            *self._of_disk(root),
+            *rules.cap_warnings(self.policy, self._usage.total),
+            *rules.job_warnings(self.policy, job_id, self._usage.of_job(job_id)),
+        ]
+
+    def _of_disk(self, root: Path) -> list[str]:
+        return list(rules.disk_warnings(self.policy, str(root), self._disk.space(root)))
+
+    def _disk_status(self, root: Path) -> DiskStatus:
+        space = self._disk.space(root)
+        return DiskStatus(
+            root=str(root),
+            free_bytes=space.free_bytes,
+            total_bytes=space.total_bytes,
+            floor_bytes=rules.floor_bytes(self.policy, space),
+            free_inodes=space.free_inodes,
+            total_inodes=space.total_inodes,
+            used_bytes=self._usage.of_root(str(root)),
+            limit_bytes=self.policy.disk_bytes,
+        )
+
+
+def _roots(sessions: Iterable[Session]) -> list[Path]:
+    return list(dict.fromkeys(session.outlet.tree.root for session in sessions))
+
+
+def policy_of(settings: AgentSettings, record_bytes: int) -> Policy:
+    """Return the limits that settings name, and that of the largest record."""
+    return Policy(
+        max_record_bytes=record_bytes,
+        keep_free_bytes=settings.keep_free_bytes,
+        keep_free_ratio=settings.keep_free_ratio,
+        keep_free_inodes_ratio=settings.keep_free_inodes_ratio,
+        disk_bytes=settings.disk_bytes,
+        job_bytes=settings.job_bytes,
+        retain_s=settings.retain_days * 86_400,
+        retain_bytes=settings.retain_bytes,
+    )

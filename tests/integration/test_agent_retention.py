@@ -1,0 +1,309 @@
+"""What leaves a tree by age and size: whole iterations, oldest first, whatever comes between."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from collections.abc import Generator
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+
+from rankdump import reader
+from rankdump.contract.plan import Content
+from rankdump.contract.retired import Retired
+from rankdump.wire.v1 import agent_pb2
+from rankdumpd.agent import retain
+from rankdumpd.agent.ledger import Ledger
+from rankdumpd.agent.policy import Policy
+from rankdumpd.agent.registry import Registry
+from rankdumpd.agent.retain import Keeper
+from rankdumpd.agent.usage import Usage
+from rankdumpd.meters import Meters
+
+DAY_US = 86_400_000_000
+FULL = Content(saved="full")
+SIZE = 3000
+
+
+class Killed(BaseException):
+    """Stands for the end of a process between two steps."""
+
+
+class House:
+    """A keeper on the ledger that an agent left, at any time one likes."""
+
+    def __init__(self, state: Path, policy: Policy, *, days: float = 0.0) -> None:
+        self.ledger, self.usage, self.told = Ledger(state), Usage(), list[dict[str, object]]()
+        self.usage.restore(self.ledger.retention.taken(), self.ledger.retention.counts())
+        registry = Registry(
+            self.ledger,
+            max_record_bytes=1,
+            room=lambda _: "",
+            read_declared=lambda *_: pytest.fail("nothing is due"),
+            meters=Meters(),
+        )
+        (row,) = self.ledger._select("SELECT MAX(ended_us) FROM iterations")
+        self.keeper = Keeper(
+            self.ledger,
+            registry,
+            self.usage,
+            lambda: policy,
+            told=lambda _, fields: self.told.append(dict(fields)),
+            now_us=lambda: int(row[0] + days * DAY_US),
+        )
+
+    def removed(self) -> list[int]:
+        """Return the iterations that were removed, in that order."""
+        while self.keeper.look():
+            pass
+        return [int(str(fields["iteration"])) for fields in self.told]
+
+
+@contextlib.contextmanager
+def house(state: Path, policy: Policy, *, days: float = 0.0) -> Generator[House]:
+    made = House(state, policy, days=days)
+    try:
+        yield made
+    finally:
+        made.ledger.close()
+
+
+@pytest.fixture
+def state(short_dir: Path) -> Path:
+    return short_dir / "state"
+
+
+@pytest.fixture
+def send(make_rank, frames):
+    """Sends iterations with two tensors each, of which the second is the same in all."""
+
+    def send(agent, count: int, *, goodbye: bool = True, **fields):
+        rank = make_rank(agent.address, codec="none", content=FULL, **fields)
+        rank.open()
+        stream = rank.push()
+        noise, number = np.random.default_rng(7), 0
+        for iteration in range(count):
+            for array in (noise.integers(0, 255, SIZE, np.uint8), np.arange(SIZE, dtype=np.int16)):
+                number += 1
+                stream.send(frames.record(number, array, iteration=iteration))
+            number += 1
+            stream.send(frames.end(number, iteration, 2))
+        stream.wait_acknowledged(number)
+        if goodbye:
+            stream.send(frames.goodbye(number + 1, count))
+            assert stream.finish() is grpc.StatusCode.OK
+        return rank, stream
+
+    return send
+
+
+def iterations(root: Path, rank: int = 0) -> set[int]:
+    """Return the iterations of which anything is left."""
+    folders = {int(path.name) for path in (root / f"rank_{rank}" / "Net" / "0").iterdir()}
+    manifests = (root / f"rank_{rank}" / ".dump_metadata" / "manifest").iterdir()
+    return folders | {int(path.name.lstrip(".").split("_")[1].split(".")[0]) for path in manifests}
+
+
+class TestChoice:
+    """Which iterations go."""
+
+    def test_by_age(self, make_agent, send, state):
+        """Those that ended too long ago; the same ones only once."""
+        agent = make_agent()
+        rank, _ = send(agent, 3)
+        agent.stop()
+        policy = Policy(1, retain_s=86_400)
+        with house(state, policy, days=0.9) as early:
+            assert early.removed() == []
+        with house(state, policy, days=1.1) as late:
+            assert late.removed() == [0, 1, 2]
+        assert iterations(rank.root) == set()
+        with house(state, policy, days=1.1) as again:
+            assert again.removed() == []
+            assert again.usage.total == 0
+            assert again.ledger.retention.counts() == {"job": 3}
+
+    def test_by_size_and_links_free_nothing_until_the_last_goes(self, make_agent, send, state):
+        """Oldest first, until what is left fits; a shared file counts until its last name went."""
+        agent = make_agent()
+        rank, _ = send(agent, 4)
+        agent.stop()
+        with house(state, Policy(1, retain_bytes=1)) as kept:
+            total = kept.usage.total
+            files = {path.stat().st_ino: path.stat().st_size for path in rank.root.rglob("*.npy")}
+            assert total == sum(files.values())
+        one = SIZE + 128
+        with house(state, Policy(1, retain_bytes=total - one)) as some:
+            assert some.removed() == [0]
+            assert some.usage.total == total - one
+        with house(state, Policy(1, retain_bytes=1)) as none:
+            assert none.removed() == [1, 2, 3]
+            assert none.usage.total == 0
+
+    def test_a_pinned_job_stays(self, make_agent, send, state):
+        """Until it is let go; status says which are pinned."""
+        agent = make_agent()
+        rank, _ = send(agent, 2)
+        pin = agent_pb2.Pin(job_id="job", pinned=True)
+        rank.stub.Control(agent_pb2.ControlRequest(pin=pin))
+        (usage,) = rank.status().usage
+        assert (usage.job_id, usage.pinned) == ("job", True)
+        assert usage.bytes_stored > 2 * SIZE
+        agent.stop()
+        with house(state, Policy(1, retain_bytes=1)) as kept:
+            assert kept.removed() == []
+            kept.ledger.retention.pin("job", False)
+            assert kept.removed() == [0, 1]
+
+    def test_an_open_iteration_and_the_newest_of_a_live_job_stay(self, make_agent, send, state):
+        """A rank that is behind keeps what others have ended already."""
+        agent = make_agent(retain_bytes=1)
+        ahead, one = send(agent, 4, goodbye=False, session_id="ahead", world_size=2)
+        _, two = send(agent, 2, goodbye=False, session_id="behind", rank=1, world_size=2)
+        keeper = agent.agent._keeper
+        while keeper.look():
+            pass
+        assert iterations(ahead.root) == {1, 2, 3}
+        assert iterations(ahead.root, rank=1) == {1}
+        one.finish()
+        two.finish()
+
+
+class TestRemoving:
+    """How they go."""
+
+    @pytest.mark.parametrize("steps", range(8))
+    def test_a_kill_between_any_two_steps(self, make_agent, send, state, monkeypatch, steps):
+        """The next process ends the same: what is begun goes, nothing else does."""
+        agent = make_agent()
+        rank, _ = send(agent, 2)
+        agent.stop()
+        policy = Policy(1, retain_bytes=SIZE * 3 + 512)
+        steps_taken = retain.remove
+
+        def cut(part, *, shared):
+            for number, step in enumerate(steps_taken(part, shared=shared)):
+                if number == steps:
+                    raise Killed
+                yield step
+            raise Killed
+
+        with monkeypatch.context() as patched, house(state, policy) as killed:
+            patched.setattr(retain, "remove", cut)
+            with pytest.raises(Killed):
+                killed.removed()
+        with house(state, policy) as after:
+            assert after.removed() == [0]
+            assert after.ledger.retention.counts() == {"job": 1}
+            left = after.usage.total
+        assert iterations(rank.root) == {1}
+        assert left == sum(path.stat().st_size for path in rank.root.rglob("*.npy"))
+        view = reader.status(rank.root)
+        retired = "rank 0: iteration 0 is retired: removed by age or for room"
+        assert view.findings == (retired,)
+        assert [(i.iteration, i.complete) for i in view.iterations] == [(1, True)]
+
+    def test_the_tree_says_what_is_gone(self, make_agent, send, state):
+        """A rank that lost what another has lacks nothing; status of the agent keeps balances."""
+        agent = make_agent()
+        rank, _ = send(agent, 2, session_id="one", job_id="a", world_size=2)
+        send(agent, 2, session_id="two", job_id="b", rank=1, world_size=2)
+        agent.stop()
+        with house(state, Policy(1, retain_bytes=1)) as some:
+            some.ledger.retention.pin("b", True)
+            assert some.removed() == [0, 1]
+            assert some.told[0]["job"] == "a"
+        (said,) = reader.status(rank.root).findings
+        assert said == "rank 0: iteration 0-1 is retired: removed by age or for room"
+        path = rank.root / "rank_0" / ".dump_metadata" / "retired.jsonl"
+        lines = [Retired.from_line(line) for line in path.read_text().splitlines()]
+        assert [(line.iteration, line.why) for line in lines] == [(0, "size"), (1, "size")]
+        agent.start()
+        assert {(i.iteration, i.stored + i.linked) for i in rank.status().iterations} <= {
+            (0, 2),
+            (1, 2),
+        }
+        # A file of the one stands in the tree of the other as well.
+        usage = {job.job_id: job for job in rank.status().usage}
+        assert 0 < usage["a"].bytes_stored < usage["b"].bytes_stored + 2 * SIZE
+        assert (usage["a"].retired_iterations, usage["b"].retired_iterations) == (2, 0)
+
+    def test_what_others_put_there_stays(self, make_agent, send, state):
+        """A folder with anything else in it keeps that, and its tables."""
+        agent = make_agent()
+        rank, _ = send(agent, 1)
+        agent.stop()
+        folder = rank.root / "rank_0" / "Net" / "0" / "0"
+        (folder / "notes.txt").write_text("mine")
+        with house(state, Policy(1, retain_bytes=1)) as some:
+            assert some.removed() == [0]
+        assert {path.name for path in folder.iterdir()} == {"notes.txt", "statistic.csv"}
+
+    def test_a_tree_that_is_gone_holds_nothing_up(self, make_agent, send, state):
+        """What people removed themselves is done with."""
+        agent = make_agent()
+        rank, _ = send(agent, 1)
+        agent.stop()
+        shutil.rmtree(rank.root)
+        with house(state, Policy(1, retain_s=1), days=1) as some:
+            assert some.removed() == [0]
+
+    def test_a_damaged_manifest_keeps_no_other_from_going(self, make_agent, send, state):
+        """It is said, and its iteration stays."""
+        agent = make_agent()
+        rank, _ = send(agent, 2)
+        agent.stop()
+        folder = rank.root / "rank_0" / ".dump_metadata" / "manifest"
+        (path,) = folder.glob("iteration_0.*.json")
+        path.chmod(0o600)
+        path.write_text(json.dumps({"version": 9}))
+        with house(state, Policy(1, retain_s=1), days=1) as some:
+            assert some.removed() == [1]
+            (said,) = some.keeper.findings()
+            assert "manifest cannot be read" in said
+
+
+def test_a_session_below_the_floor_hears_of_it_at_once(make_agent, make_rank):
+    """With the numbers, before its first tensor is refused; status says so as well."""
+    rank = make_rank(make_agent(keep_free_bytes=1 << 60).address)
+    rank.open()
+    stream = rank.push()
+    stream.wait_warned()
+    assert "agent.keep_free_bytes" in stream.warnings[0]
+    view = rank.status()
+    assert any("tensors are refused" in sentence for sentence in view.findings)
+    (disk,) = view.disks
+    assert (disk.floor_bytes, disk.root) == (1 << 60, str(rank.root))
+    assert view.memory.limit_bytes > view.memory.used_bytes > 0
+    stream.finish()
+
+
+@pytest.mark.parametrize(
+    ("limit", "reason"), [("disk_bytes", "disk_cap"), ("job_bytes", "job_quota")]
+)
+def test_a_quota_is_never_passed_and_is_counted(make_agent, make_rank, frames, limit, reason):
+    """What it has no room for is dropped under its name; a restart knows what is taken."""
+    agent = make_agent(**{limit: 5 * (SIZE + 128)})
+    rank = make_rank(agent.address, codec="none")
+    rank.open()
+    stream = rank.push()
+    for number in range(1, 9):
+        array = np.full(SIZE, number, np.uint8)
+        stream.send(frames.record(number, array))
+        stream.wait_acknowledged(number)
+        if number == 2:
+            stream.finish()
+            agent.restart()
+            rank.open()
+            stream = rank.push()
+    stream.send(frames.end(9, 0, 8)).wait_acknowledged(9)
+    (found,) = rank.status().iterations
+    assert set(found.dropped) == {reason}
+    assert 3 <= found.stored <= 5
+    assert found.stored + found.dropped[reason] == 8
+    assert any(f"agent.{limit}" in sentence for sentence in rank.status().findings)
+    stream.finish()

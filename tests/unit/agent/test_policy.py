@@ -1,0 +1,147 @@
+"""The table of limits: why a tensor is refused, and what is said before that happens."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rankdump.contract.reasons import BY_ROOM
+from rankdumpd.agent import disk, policy
+from rankdumpd.agent.disk import DiskGauge
+from rankdumpd.agent.policy import Policy, Room, Space, room_reason
+from rankdumpd.agent.usage import Taken, Usage
+
+GIB = 1 << 30
+USUAL = Policy(10 * GIB, keep_free_bytes=1 << 20, keep_free_ratio=0.1, keep_free_inodes_ratio=0.01)
+DISK = Space(50 * GIB, 100 * GIB, 5000, 10_000)
+
+
+@pytest.mark.parametrize(
+    ("space", "more", "byte_count", "reason"),
+    [
+        (DISK, {}, GIB, ""),
+        (DISK, {}, 10 * GIB + 1, "record_too_large"),
+        (replace(DISK, free_bytes=11 * GIB), {}, GIB, ""),
+        (replace(DISK, free_bytes=11 * GIB), {}, GIB + 1, "disk_low"),
+        (replace(DISK, free_bytes=11 * GIB), {"queued_bytes": 1}, GIB, "disk_low"),
+        (replace(DISK, free_inodes=101), {}, 1, ""),
+        (replace(DISK, free_inodes=101), {"queued_records": 1}, 1, "inodes_low"),
+        (replace(DISK, free_inodes=0, total_inodes=0), {}, 1, ""),
+        (Space(), {}, 1, ""),
+        (DISK, {"disk_bytes": 5 * GIB, "used_bytes": 4 * GIB}, GIB, ""),
+        (DISK, {"disk_bytes": 5 * GIB, "used_bytes": 4 * GIB}, GIB + 1, "disk_cap"),
+        (DISK, {"job_limit": 5 * GIB, "job_bytes": 4 * GIB}, GIB, ""),
+        (DISK, {"job_limit": 5 * GIB, "job_bytes": 4 * GIB}, GIB + 1, "job_quota"),
+        (DISK, {"job_limit": GIB, "job_bytes": 0, "queued_bytes": 1}, GIB, "job_quota"),
+    ],
+)
+def test_reasons(space, more, byte_count, reason):
+    """A tensor is refused exactly where a limit would be passed; each word is a known one."""
+    rules = replace(USUAL, disk_bytes=more.pop("disk_bytes", 0), job_bytes=more.pop("job_limit", 0))
+    assert room_reason(Room(rules, space, **more), byte_count) == reason
+    assert reason in BY_ROOM | {"", "record_too_large"}
+
+
+def test_people_hear_of_a_limit_before_it_bites():
+    """From four fifths of what may be used, with the numbers and the setting."""
+    assert not list(policy.disk_warnings(USUAL, "/x", DISK))
+    (near,) = policy.disk_warnings(USUAL, "/x", replace(DISK, free_bytes=28 * GIB))
+    assert near == (
+        "disk of /x: 28.00 GiB (28%) free of 100.00 GiB; tensors are refused below 10.00 GiB "
+        "(agent.keep_free_ratio is 10%)"
+    )
+    (low,) = policy.disk_warnings(USUAL, "/x", replace(DISK, free_bytes=8 * GIB))
+    assert "8%" in low
+    assert "tensors are refused, it is below 10.00 GiB" in low
+    absolute = Policy(1, keep_free_bytes=GIB)
+    assert not list(policy.disk_warnings(absolute, "/x", replace(DISK, free_bytes=6 * GIB)))
+    (tight,) = policy.disk_warnings(absolute, "/x", replace(DISK, free_bytes=5 * GIB))
+    assert "tensors are refused below 1.00 GiB (agent.keep_free_bytes)" in tight
+    assert not list(policy.disk_warnings(absolute, "/x", replace(DISK, free_inodes=1)))
+    (few,) = policy.disk_warnings(USUAL, "/x", replace(DISK, free_inodes=99))
+    assert "room for 99 more files of 10000; tensors are refused, it is below 100" in few
+    capped = replace(USUAL, disk_bytes=10 * GIB, job_bytes=5 * GIB)
+    assert not list(policy.cap_warnings(capped, 7 * GIB))
+    assert "8.00 GiB of the 10.00 GiB" in next(policy.cap_warnings(capped, 8 * GIB))
+    assert not list(policy.job_warnings(capped, "j", 3 * GIB))
+    assert "job j takes 4.00 GiB of the 5.00 GiB" in next(policy.job_warnings(capped, "j", 4 * GIB))
+
+
+class TestUsage:
+    """What is taken, by job and tree."""
+
+    def test_sums(self):
+        """What was there, what came, what went; links take nothing."""
+        usage = Usage()
+        usage.restore([Taken("a", "/x", 100), Taken("b", "/x", 10)], {"a": 3})
+        usage.add(Taken("a", "/y", 5))
+        usage.add(Taken("a", "/x", -100))
+        usage.retired("a")
+        assert (usage.total, usage.of_job("a"), usage.of_root("/x")) == (15, 5, 10)
+        assert usage.jobs() == [("a", 5, 4), ("b", 10, 0)]
+
+
+class _Stalled:
+    """A disk that answers once, then hangs until it is let go."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.released = threading.Event()
+
+    def look_up(self, _root: Path) -> Space:
+        self.calls += 1
+        if self.calls > 1:
+            self.released.wait(30)
+        return Space(self.calls, 100, 0, 0)
+
+
+class TestGauge:
+    """A disk is asked at most once a second, by threads that may hang there."""
+
+    def test_a_disk_that_hangs_holds_nobody_up(self, monkeypatch):
+        """The last good sample stays; one thread waits, and people hear of it."""
+        now, stalled = [0.0], _Stalled()
+        # The first answer is waited for.
+        monkeypatch.setattr(disk, "PATIENCE_S", 10.0)
+        gauge = DiskGauge(lambda: now[0], stalled.look_up)
+        assert gauge.space(Path("/x")).free_bytes == 1
+        now[0] = 0.5
+        assert gauge.space(Path("/x")).free_bytes == 1
+        assert stalled.calls == 1
+        monkeypatch.setattr(disk, "PATIENCE_S", 0.0)
+        try:
+            for now[0] in (2.0, 5.0, 9.0):
+                assert gauge.space(Path("/x")).free_bytes == 1
+            (said,) = gauge.findings()
+            assert said == (
+                "disk of /x does not say how much is free for 7 s: "
+                "1 bytes were free when it last did"
+            )
+        finally:
+            stalled.released.set()
+        assert stalled.calls == 2
+
+    def test_an_error_leaves_the_last_good_sample(self):
+        """A disk that cannot be asked refuses nothing that it did not refuse before."""
+        now, answers = [0.0], iter([Space(7, 100), OSError(5, "Input/output error")])
+
+        def look_up(_root: Path) -> Space:
+            answer = next(answers)
+            if isinstance(answer, OSError):
+                raise answer
+            return answer
+
+        gauge = DiskGauge(lambda: now[0], look_up)
+        assert gauge.space(Path("/x")).free_bytes == 7
+        now[0] = 2.0
+        assert gauge.space(Path("/x")).free_bytes == 7
+        assert "Input/output error" in gauge.findings()[0]
+        assert "7 bytes" in gauge.findings()[0]
+
+    def test_what_is_not_there_yet_is_asked_of_what_it_will_stand_on(self, tmp_path):
+        """A root is made later than it is looked at."""
+        found = DiskGauge().space(tmp_path / "a" / "b")
+        assert 0 < found.free_bytes <= found.total_bytes
