@@ -107,8 +107,8 @@ class Server:
             self._threads.shutdown(wait=True)
         if self._gate:
             self._gate.stop()
-        path = socket_path(self._address)
-        if path and self._server is not None:
+        path = socket_path(self._address) if self._server is not None else None
+        if path:
             with contextlib.suppress(FileNotFoundError):
                 path.unlink()
         self._server = self._threads = None

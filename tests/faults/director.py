@@ -177,7 +177,10 @@ class Director:
         limit = Descriptors(pids[fault.amount % len(pids)])
         before = agent.control.hits("descriptors")
         self._excuse(fault)
-        limit.exhaust()
+        try:
+            limit.exhaust()
+        except (ProcessLookupError, ValueError):  # it died at this moment
+            return None
 
         def heal() -> bool:
             limit.give_back()

@@ -27,9 +27,9 @@ def test_writes_that_fail_are_counted_and_the_iteration_ends_all_the_same(stand:
     stand.wait_manifests([1, 2, 3])
 
 
-@pytest.mark.parametrize("call", ["fsync", "rename"])
+@pytest.mark.parametrize("call", ["fsync", "link"])
 def test_a_dropped_tensor_has_no_final_name(stand: Stand, call: str):
-    """Law: after a failed sync or rename it is dropped and not there, or there and not dropped."""
+    """Law: after a failed sync or link it is dropped and not there, or there and not dropped."""
     with stand.session(durability="synced") as session:
         stand.play(session, 1)
         session.step(2)

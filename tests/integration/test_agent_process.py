@@ -154,7 +154,7 @@ def test_address_of_a_live_server_is_not_taken(make_daemon, tmp_path):
     path = daemon.address.removeprefix("unix:")
     second = rankdumpd("standalone", "--socket", path, "--state-dir", str(tmp_path))
     assert second.returncode == 2
-    assert "another server listens there" in second.stderr
+    assert "no other agent has its slabs" in second.stderr
     daemon.wait_serving()
 
 

@@ -95,6 +95,10 @@ def rows(root: str) -> list[dict[str, str]]:
     return sorted(found, key=lambda row: int(row["position"]))
 
 
+MANY_NOTES = tuple(f"{n} {'x' * 4000}" for n in range(100))
+"""As much as a session may say, some 400 kB."""
+
+
 def wait_until(true: Callable[[], object]) -> None:
     """Return once something has become true; the test's own time limit ends it otherwise."""
     while not true():
@@ -425,11 +429,11 @@ def test_old_jobs_are_let_go_and_their_trees_stay(make_host, tmp_path) -> None:
     agent = host.agent("one")
     jobs = [Job(name, str(tmp_path / name), 1) for name in ("first", "second", "runs")]
     for job in jobs:
-        agent.session(job.session(0, notes=("x" * 400_000,)), job.root)
+        agent.session(job.session(0, notes=MANY_NOTES), job.root)
         agent.iteration(job, 0, 0)
         if job.job_id != "runs":
             state = SessionState.CLOSED
-            agent.session(job.session(0, state, notes=("x" * 400_000,)))
+            agent.session(job.session(0, state, notes=MANY_NOTES))
         agent.send()
     wait_until(agent.acknowledged)
     agent.close()

@@ -35,14 +35,18 @@ SOURCES = [path.read_text() for path in Path(rankdumpd.__file__).parent.rglob("*
 CLIENT = [p.read_text() for p in (Path(rankdumpd.__file__).parents[2] / "client").rglob("*.py")]
 DROPPED = "rankdump_agent_dropped_records_total"
 GIVEN_TO = {"dropped", "cut_off", "lost_on_the_way", "Verdict"}
+REASONING = ("reason", "reason_of", "_unreadable", "source_of")
 CONSTANTS = {
     "BUFFER_FULL",
     "CHANGED_IN_PLACE",
     "COPY_FAILED",
+    "CORRUPTED",
     "FIGURES_FAILED",
     "NAME_TAKEN",
+    "OPERATOR_FAILED",
     "REASON",
     "TORN",
+    "UNREADABLE",
 }
 WORD = re.compile("[a-z]+(_[a-z]+)*")
 NAMES = re.compile(r'"(rankdump_(?:agent|coordinator|refused|build|start|tls)_\w+)"')
@@ -90,7 +94,7 @@ def drop_words(text: str) -> set[str]:
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in GIVEN_TO:
             found |= literals([*node.args, *(each.value for each in node.keywords)])
-        elif isinstance(node, ast.FunctionDef) and node.name.endswith(("reason", "reason_of")):
+        elif isinstance(node, ast.FunctionDef) and node.name.endswith(REASONING):
             found |= literals(n.value for n in ast.walk(node) if isinstance(n, ast.Return))
         elif isinstance(node, ast.Assign):
             names = {ast.unparse(target) for target in node.targets}

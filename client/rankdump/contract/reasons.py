@@ -22,10 +22,19 @@ BY_KIND = frozenset(
     {
         "changed_in_place",
         "figures_failed",
+        "graph_capture",
+        "no_data",
         "no_statistics",
+        "operator_failed",
         "record_too_large",
         "slot_too_high",
+        "storage_freed",
+        "unreadable_array",
         "unsupported_dtype",
+        "unsupported_nested",
+        "unsupported_quantized",
+        "unsupported_sparse",
+        "unsupported_tensor_class",
     }
 )
 """It is of a kind that cannot be dumped so."""

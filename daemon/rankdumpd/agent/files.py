@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import os
 from collections.abc import Callable, Sequence
@@ -14,9 +13,6 @@ WriteAll = Callable[[int, Sequence[Buffer]], None]
 """Writes all parts to an open file."""
 
 _JOINED_BYTES = 64 << 10
-_NO_REPLACE = 1
-"""RENAME_NOREPLACE of renameat2(2); glibc has it since 2.28, musl does not."""
-_renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
 _LOOK_BACK_BYTES = 4096
 _KERNEL_BYTES = 1 << 30
 """What the kernel is asked to copy at once."""
@@ -75,15 +71,18 @@ def cut_torn(descriptor: int) -> int:
 def rename_new(present: str, name: str, at: int) -> None:
     """Rename a file within an open folder; FileExistsError when something has that name already.
 
-    At one blow where kernel and disk can do that; else by a second name and the end of the first.
+    By a second name and the end of the first, where a disk has such; else nobody looks twice.
     """
-    if _renameat2 is not None:
-        if not _renameat2(at, os.fsencode(present), at, os.fsencode(name), _NO_REPLACE):
-            return
-        code = ctypes.get_errno()
-        if code not in _NOT_HERE:
-            raise OSError(code, os.strerror(code), name)
-    os.link(present, name, src_dir_fd=at, dst_dir_fd=at, follow_symlinks=False)
+    try:
+        os.link(present, name, src_dir_fd=at, dst_dir_fd=at, follow_symlinks=False)
+    except OSError as error:
+        if error.errno not in (*_NOT_HERE, errno.EMLINK):
+            raise
+        with contextlib.suppress(FileNotFoundError):
+            os.stat(name, dir_fd=at, follow_symlinks=False)
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name) from None
+        os.rename(present, name, src_dir_fd=at, dst_dir_fd=at)
+        return
     discard(present, at)
 
 
