@@ -15,6 +15,7 @@ import pytest
 from rankdump import reader
 from rankdump.contract.plan import Content
 from rankdump.contract.retired import Retired
+from rankdump.fsck import check_tree
 from rankdump.wire.v1 import agent_pb2
 from rankdumpd.agent import retain
 from rankdumpd.agent.ledger import Ledger
@@ -122,6 +123,7 @@ class TestChoice:
         with house(state, policy, days=1.1) as late:
             assert late.removed() == [0, 1, 2]
         assert iterations(rank.root) == set()
+        assert check_tree(rank.root, workers=1).damages == ()
         with house(state, policy, days=1.1) as again:
             assert again.removed() == []
             assert again.usage.total == 0
@@ -140,6 +142,7 @@ class TestChoice:
         with house(state, Policy(1, retain_bytes=total - one)) as some:
             assert some.removed() == [0]
             assert some.usage.total == total - one
+        assert check_tree(rank.root, workers=1).damages == ()
         with house(state, Policy(1, retain_bytes=1)) as none:
             assert none.removed() == [1, 2, 3]
             assert none.usage.total == 0

@@ -49,7 +49,7 @@ class Part:
     @property
     def hidden(self) -> str:
         """Name of its manifest while files are removed: no reader takes it for one."""
-        return f".{self.manifest}.retired"
+        return f".{self.manifest}"
 
 
 def files_of(part: Part) -> list[str]:
