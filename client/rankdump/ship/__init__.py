@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 import grpc
 
 from rankdump.contract.errors import (
+    DamagedError,
     ForbiddenError,
     PermanentError,
     ProtocolError,
@@ -170,7 +171,10 @@ class Ship:
                 wait_s = times.BACKOFF_S[0]
             except (grpc.RpcError, RankdumpError) as failure:
                 error = error_of(failure) if isinstance(failure, grpc.RpcError) else failure
-                if isinstance(error, PermanentError):
+                if isinstance(error, DamagedError) and self._depot.ring is not None:
+                    # What stands in shared memory is lost; what comes takes the stream.
+                    self._way.avoid_slabs(str(error))
+                elif isinstance(error, PermanentError):
                     self._set_link(Link.REFUSED, str(error))
                     return
                 if isinstance(error, UnavailableError):
