@@ -345,7 +345,11 @@ def test_an_agent_reports_over_tls(authority: Authority, running: Served, tmp_pa
     files = Credentials(*(str(own / name) for name in ("ca", "certificate", "key")))
     _copy(credentials, files)
     settings = AgentSettings(
-        listen=f"unix:{own}/a.sock", state_dir=str(own), coordinator=running.address
+        listen=f"unix:{own}/a.sock",
+        state_dir=str(own),
+        coordinator=running.address,
+        keep_free_ratio=0.0,
+        keep_free_inodes_ratio=0.0,
     )
     agent = Agent(settings, files)
     server = Server(settings.listen, (agent,))

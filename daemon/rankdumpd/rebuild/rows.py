@@ -48,7 +48,7 @@ def session_rows(manifests: Sequence[Manifest], *, root: str, graphs: Iterable[i
             # Rows of figures come many in a frame; no rank ever sends a number below 1.
             sequence = next(numbers, None) or next(spare)
             records.append(_record(manifest.status, sequence, record, fate))
-        ends.append(_end(manifest.status, end))
+        ends.append(_end(manifest, end))
         reached = max(reached, end)
     session = _session(ordered, root=root, watermark=reached, graphs=graphs)
     return SessionRows(session, tuple(records), tuple(ends))
@@ -121,7 +121,10 @@ def _record(status: IterationStatus, sequence: int, record: ManifestRecord, fate
     )
 
 
-def _end(status: IterationStatus, sequence: int) -> Row:
+def _end(manifest: Manifest, sequence: int) -> Row:
+    status = manifest.status
+    # It ended when its last tensor had come, or soon after: so old it is for who removes old ones.
+    ended_us = max((record.timestamp_us for record in manifest.records), default=0)
     # What the agent dropped and what the rank did stand as one sum in a manifest.
     end = IterationEnd(
         status.iteration,
@@ -131,4 +134,4 @@ def _end(status: IterationStatus, sequence: int) -> Row:
         status.first_position,
         status.last_position,
     )
-    return (*rows.end_row(Ticket(status.session_id, sequence), end), 0)
+    return (*rows.end_row(Ticket(status.session_id, sequence), end), ended_us)
