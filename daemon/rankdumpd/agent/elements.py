@@ -3,12 +3,32 @@
 from __future__ import annotations
 
 import os
+import threading
 from dataclasses import dataclass
 
 from rankdump.contract.errors import DamagedError
 
 CORRUPTED = "corrupted"
 """Why elements are dropped that are not those which were sent."""
+
+
+_KEPT_BYTES = 16 << 20
+
+
+class _Kept(threading.local):
+    """Memory of each thread that is used again: to touch new pages takes longer than to copy."""
+
+    def __init__(self) -> None:
+        self._memory = bytearray()
+
+    def room(self, length: int) -> memoryview:
+        """Return so many bytes of it."""
+        if len(self._memory) < length:
+            self._memory = bytearray(length)
+        return memoryview(self._memory)[:length]
+
+
+_kept = _Kept()
 
 
 class Descriptor:
@@ -35,9 +55,12 @@ class Beside:
     def load(self) -> memoryview:
         """Return them in memory of this process; DamagedError when the file ends before them.
 
-        What is known of them is known of this copy: the file may change at any time.
+        What is known of them is known of this copy: the file may change at any time. The copy
+        lasts until this thread loads the next ones.
         """
-        return read_at(self.file.number, self.at, self.length)
+        if self.length > _KEPT_BYTES:
+            return read_at(self.file.number, self.at, self.length)
+        return _read_into(_kept.room(self.length), self.file.number, self.at)
 
 
 Elements = memoryview | Beside
@@ -46,6 +69,17 @@ Elements = memoryview | Beside
 def loaded(elements: Elements) -> memoryview:
     """Return elements in memory; DamagedError when they are there no more."""
     return elements if isinstance(elements, memoryview) else elements.load()
+
+
+def _read_into(room: memoryview, descriptor: int, offset: int) -> memoryview:
+    done = 0
+    while done < len(room):
+        count = os.preadv(descriptor, (room[done:],), offset + done)
+        if not count:
+            missing = len(room) - done
+            raise DamagedError(f"a file ends {missing} bytes before {offset + len(room)}")
+        done += count
+    return room
 
 
 def read_at(descriptor: int, offset: int, length: int) -> memoryview:

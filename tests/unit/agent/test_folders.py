@@ -143,7 +143,9 @@ def test_threads_that_make_the_same_folders(tmp_path):
 
     def make() -> None:
         ready.wait()
-        found.append(os.fstat(some.open(FOLDER, make=True).number).st_ino)
+        # It is open for as long as somebody has it.
+        opened = some.open(FOLDER, make=True)
+        found.append(os.fstat(opened.number).st_ino)
 
     threads = [threading.Thread(target=make) for _ in range(8)]
     for thread in threads:
