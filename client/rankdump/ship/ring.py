@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
+
+from google.protobuf.message import DecodeError
 
 from rankdump.contract.errors import DamagedError
 from rankdump.contract.exchange import SlabPlace
 from rankdump.contract.slab import Memory
-from rankdump.contract.slab_reader import Entry, SlabReader
+from rankdump.contract.slab_reader import SlabReader
 from rankdump.contract.slab_writer import Reservation, SlabWriter
 from rankdump.ship.items import Carried, Numbered
 from rankdump.ship.mapping import Mapping
@@ -36,6 +39,7 @@ class Ring:
             self._mapping.close()
             raise
         self._cut_from: dict[int, int] = {}
+        self._standing: deque[tuple[int, int]] = deque()
         self._unpin: Callable[[], None] | None = None
         self._may_pin = True
         self._pinning = threading.Lock()
@@ -78,7 +82,10 @@ class Ring:
         The iteration is that of a record: it is counted there should its frame be damaged.
         """
         mark = 0 if iteration is None else iteration + 1
-        return self._writer.reserve(frame, data_bytes, sequence=sequence, mark=mark)
+        room = self._writer.reserve(frame, data_bytes, sequence=sequence, mark=mark)
+        if room is not None:
+            self._note(sequence, room.position)
+        return room
 
     def begin_copy(self, source: TensorSource, target: memoryview) -> Transfer | None:
         """Let the tensor's accelerator copy into a part of this slab; None when it cannot.
@@ -123,18 +130,21 @@ class Ring:
         return any(self._writer.released > at for at in self._cut_from.values())
 
     def rest(self, acknowledged: int) -> Iterator[Numbered]:
-        """Yield what the agent has not accounted for, but for records that were cut.
+        """Yield what the agent has not accounted for, but for what cannot be read any more, and
+        for records that were cut.
 
         Nothing may be written any more. The data stays where it is.
         """
-        reader = SlabReader(Memory(self._mapping.memory))
         try:
-            for entry in reader.entries():
-                frame = None if entry.damaged else agent_pb2.Frame.FromString(bytes(entry.frame))
-                if frame and frame.sequence > acknowledged and frame.sequence not in self._cut_from:
-                    yield Numbered(frame.sequence, _carried(frame, entry, reader))
+            reader = SlabReader(Memory(self._mapping.memory))
         except DamagedError as error:
             logger.warning("rankdump: shared memory was damaged: %s", error)
+            return
+        for sequence, position in self._standing:
+            if sequence > acknowledged and sequence not in self._cut_from:
+                found = _found(reader, sequence, position)
+                if found is not None:
+                    yield found
 
     def close(self) -> None:
         """Let the agent know that nothing more comes."""
@@ -143,17 +153,31 @@ class Ring:
             self._unpin = None
         self._mapping.close()
 
+    def _note(self, sequence: int, position: int) -> None:
+        released = self._writer.released
+        while self._standing and self._standing[0][1] < released:
+            self._standing.popleft()
+        self._standing.append((sequence, position))
+
     def _digest(self, sequence: int, data: memoryview) -> bytes:
         # A record in pieces says itself what all of it is known by.
         return b"" if not data or sequence in self._cut_from else checksum_of(data)
 
 
-def _carried(frame: agent_pb2.Frame, entry: Entry, reader: SlabReader) -> Carried:
+def _found(reader: SlabReader, sequence: int, position: int) -> Numbered | None:
+    """Return what stands at a position, None when that is not what was put there."""
+    try:
+        entry = reader.at(position)
+        frame = agent_pb2.Frame.FromString(bytes(entry.frame))
+    except (DamagedError, DecodeError):
+        return None
+    if entry.damaged or frame.sequence != sequence:
+        return None
     data = reader.data(entry)
-    return Carried(frame, data, entry.whole, _tensors(frame), entry.digest)
+    return Numbered(sequence, Carried(frame, data, entry.whole, _tensors(frame), entry.digest))
 
 
 def _tensors(frame: agent_pb2.Frame) -> int:
-    return (
-        len(frame.figure_rows.kinds) if frame.HasField("figure_rows") else frame.HasField("record")
-    )
+    if frame.HasField("figure_rows"):
+        return len(frame.figure_rows.kinds)
+    return frame.lost.tensors if frame.HasField("lost") else frame.HasField("record")
