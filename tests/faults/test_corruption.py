@@ -39,7 +39,10 @@ def played(stand: Stand, session: rankdump.Session) -> None:
     stand.control.flips = 1
     stand.play(session, 2)
     session.step(3)
-    stand.settled(2)
+    before = stand.settled(2)
+    # The next process has the same balances, and a number that is sent again counts no more.
+    stand.agent.restart()
+    assert stand.status()[:2] == before[:2]
     stand.play(session, 3)
 
 
@@ -50,9 +53,6 @@ def test_a_flipped_bit_in_a_slab_is_counted_as_corrupted(stand: Stand, flip, pla
     assert (first.kept, third.kept) == (EACH, EACH)
     assert dict(second.dropped) == {"corrupted": 1}
     assert stand.stored() == 3 * EACH - 1
-    before = stand.status()
-    stand.agent.restart()
-    assert stand.status() == before
 
 
 @pytest.mark.parametrize("place", ["frame", "head"])

@@ -87,7 +87,7 @@ def test_a_rank_that_died_behind_a_damaged_head_has_no_balance(rank, side, frame
     side.unlock()
     wait_until(lambda: any("slab is lost" in said for said in rank.status().findings))
     (found,) = rank.status().iterations
-    assert (found.kept, found.complete) == (1, False)
+    assert (found.stored, found.complete) == (1, False)
     assert any("ended within iteration 0" in said for said in rank.status().findings)
 
 

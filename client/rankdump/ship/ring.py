@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
+from array import array
 from collections.abc import Callable, Iterator
+from itertools import islice
 
 from google.protobuf.message import DecodeError
 
@@ -39,7 +40,7 @@ class Ring:
             self._mapping.close()
             raise
         self._cut_from: dict[int, int] = {}
-        self._standing: deque[tuple[int, int]] = deque()
+        self._standing = _Standing()
         self._unpin: Callable[[], None] | None = None
         self._may_pin = True
         self._pinning = threading.Lock()
@@ -84,7 +85,7 @@ class Ring:
         mark = 0 if iteration is None else iteration + 1
         room = self._writer.reserve(frame, data_bytes, sequence=sequence, mark=mark)
         if room is not None:
-            self._note(sequence, room.position)
+            self._standing.add(sequence, room.position, released=self._writer.released)
         return room
 
     def begin_copy(self, source: TensorSource, target: memoryview) -> Transfer | None:
@@ -153,15 +154,33 @@ class Ring:
             self._unpin = None
         self._mapping.close()
 
-    def _note(self, sequence: int, position: int) -> None:
-        released = self._writer.released
-        while self._standing and self._standing[0][1] < released:
-            self._standing.popleft()
-        self._standing.append((sequence, position))
-
     def _digest(self, sequence: int, data: memoryview) -> bytes:
         # A record in pieces says itself what all of it is known by.
         return b"" if not data or sequence in self._cut_from else checksum_of(data)
+
+
+class _Standing:
+    """Numbers and positions of entries: 16 bytes each, for a full slab may hold a million."""
+
+    def __init__(self) -> None:
+        self._numbers, self._positions = array("Q"), array("Q")
+        self._gone = 0
+        """How many in front were released."""
+
+    def add(self, sequence: int, position: int, *, released: int) -> None:
+        """Note an entry, and forget those before what was released."""
+        gone, known = self._gone, len(self._positions)
+        while gone < known and self._positions[gone] < released:
+            gone += 1
+        if 2 * gone > known:
+            del self._numbers[:gone], self._positions[:gone]
+            gone = 0
+        self._gone = gone
+        self._numbers.append(sequence)
+        self._positions.append(position)
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return islice(zip(self._numbers, self._positions, strict=True), self._gone, None)
 
 
 def _found(reader: SlabReader, sequence: int, position: int) -> Numbered | None:
@@ -180,4 +199,4 @@ def _found(reader: SlabReader, sequence: int, position: int) -> Numbered | None:
 def _tensors(frame: agent_pb2.Frame) -> int:
     if frame.HasField("figure_rows"):
         return len(frame.figure_rows.kinds)
-    return frame.lost.tensors if frame.HasField("lost") else frame.HasField("record")
+    return frame.lost.tensors if frame.HasField("lost") else int(frame.HasField("record"))

@@ -260,7 +260,7 @@ def test_a_frame_that_cannot_be_read_takes_its_number(frame, iteration, count):
 
 
 def lost(sequence: int, **fields) -> agent_pb2.Frame:
-    body = {"iteration": 7, "tensors": 3, "reason": "corrupted"} | fields
+    body: dict[str, Any] = {"iteration": 7, "tensors": 3, "reason": "corrupted"} | fields
     return agent_pb2.Frame(sequence=sequence, lost=agent_pb2.Lost(**body))
 
 
