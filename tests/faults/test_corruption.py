@@ -19,12 +19,12 @@ from rankdump.ship.outgoing import Outgoing
 def flip(stand: Stand, monkeypatch) -> Callable[..., list[IterationStatus]]:
     """Flips one bit of an entry of some kind in the second of three iterations."""
 
-    def flipped(body: str, place: str, **own: str) -> list[IterationStatus]:
+    def flipped(body: str, place: str, saved: str = "tensor") -> list[IterationStatus]:
         flipper = Flipper(stand.control, body)
         monkeypatch.setattr(Depot, "publish", flipper.publish(Depot.publish))
         monkeypatch.setattr(Outgoing, "requests", flipper.requests(Outgoing.requests))
         stand.control.flip_at = place
-        with stand.session(**own) as session:
+        with stand.session(saved=saved) as session:
             played(stand, session)
         assert stand.control.hits("flip") == 1
         return stand.settled(3)
