@@ -25,10 +25,12 @@ CALLS = (
 )
 """What can be made to fail."""
 _BYTES = 4096
-_CLOCK, _STALL, _FLIP = 0, 1, 2
+_CLOCK, _STALL, _FLIP, _FLIP_AT = 0, 1, 2, 3
 _CALLS_AT, _HITS_AT = 8, 64
 HITS = (*CALLS, "clock", "stall", "flip", "descriptors")
 """What is counted when it happens."""
+PLACES = ("data", "frame", "head")
+"""Where in an entry of a slab a bit is flipped."""
 
 
 class Control:
@@ -68,6 +70,15 @@ class Control:
     @flips.setter
     def flips(self, value: int) -> None:
         self._numbers[_FLIP] = value
+
+    @property
+    def flip_at(self) -> str:
+        """Where in their entries they are."""
+        return PLACES[self._numbers[_FLIP_AT]]
+
+    @flip_at.setter
+    def flip_at(self, place: str) -> None:
+        self._numbers[_FLIP_AT] = PLACES.index(place)
 
     def fail(self, call: str, number: int, per_mille: int) -> None:
         """Let a share of the calls fail with that number; 0 of a thousand ends it."""

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from faults.cast import Actor, Agent, Cast
+from faults.control import PLACES
 from faults.limits import Descriptors
 from faults.values import Fault
 
@@ -236,6 +237,7 @@ class Director:
         if not rank.settled:
             return None
         before, until_s = rank.control.hits("flip"), time.monotonic() + 1.0
+        rank.control.flip_at = PLACES[fault.amount % len(PLACES)]
         rank.control.flips = 1
 
         def heal() -> bool:

@@ -20,9 +20,11 @@ from faults.journal import Journal
 from faults.layer import Layer
 
 import rankdump
+from rankdump.contract.slab import HEAD, RING_OFFSET
 from rankdump.ship import Ship
 from rankdump.ship.depot import Depot
 from rankdump.ship.outgoing import Outgoing
+from rankdump.wire.v1 import agent_pb2
 
 Publish: TypeAlias = Callable[..., None]
 Requests: TypeAlias = Callable[[Outgoing, int], Iterator[Any]]
@@ -88,18 +90,22 @@ def _put(owner: type, name: str, method: Callable[..., Any]) -> None:
 
 
 class Flipper:
-    """Flips bits of entries of a slab that nobody was told of yet, where the page wants it."""
+    """Flips bits of entries of a slab that nobody was told of yet, where the page wants it.
 
-    def __init__(self, control: Control) -> None:
-        self._control = control
-        self._published: list[tuple[int, memoryview]] = []
+    In the data, frame or head of a record; heads of declarations count as well.
+    """
+
+    def __init__(self, control: Control, body: str = "") -> None:
+        """Flip in entries of one kind of frame alone, where it is named."""
+        self._control, self._body = control, body
+        self._published: list[tuple[Any, Any]] = []
 
     def publish(self, publish: Publish) -> Publish:
         """Return what publishes an entry as before, and remembers where it stands."""
 
         def published(depot: Depot, ring: Any, room: Any, *, whole: bool) -> None:
-            if self._control.flips and whole and len(room.data) >= 16:
-                self._published.append((room.end, room.data))
+            if self._control.flips and whole and self._is_wanted(room):
+                self._published.append((ring, room))
             publish(depot, ring, room, whole=whole)
 
         return published
@@ -117,15 +123,31 @@ class Flipper:
 
         return rung
 
+    def _is_wanted(self, room: Any) -> bool:
+        body = agent_pb2.Frame.FromString(room.frame).WhichOneof("body")
+        if self._body:
+            return body == self._body
+        # Rows of figures are many tensors: what one bit may cost is counted in tensors.
+        declared = body not in ("record", "chunk", "figure_rows")
+        return len(room.data) >= 16 or (declared and self._control.flip_at == "head")
+
     def _flip(self, told: int, written: int) -> None:
-        for end, data in self._published:
-            if told < end <= written and self._control.flips:
-                data[len(data) // 2] ^= 0x10
+        for ring, room in self._published:
+            if told < room.end <= written and self._control.flips:
+                self._flip_in(ring, room)
                 self._control.flips -= 1
                 self._control.hit("flip")
         # Views of a slab keep it mapped.
         if not self._control.flips:
             self._published.clear()
+
+    def _flip_in(self, ring: Any, room: Any) -> None:
+        if self._control.flip_at == "data":
+            room.data[len(room.data) // 2] ^= 0x10
+            return
+        length = len(room.frame) if self._control.flip_at == "frame" else 0
+        middle = HEAD.size + length // 2 if length else HEAD.size // 2
+        ring._mapping.memory[RING_OFFSET + room.offset + middle] ^= 0x10
 
 
 def play(part: Part, over: threading.Event) -> None:

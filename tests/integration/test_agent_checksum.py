@@ -57,15 +57,38 @@ def test_a_changed_entry_is_a_counted_drop(rank, side, frames, array, place, cap
     assert side.writer.released == side.writer.written
 
 
-def test_a_declaration_that_was_changed_costs_itself(rank, side, frames):
-    """The stream goes on behind it."""
-    side.put(frames.end(1, 0, 0).SerializeToString(), sequence=1)
-    put(side, frames, 2, ARRAY)
+@pytest.mark.parametrize("place", ["head", "frame"])
+def test_a_declaration_that_was_changed_is_said_again(rank, side, frames, place):
+    """Its rank has it still: the slab is given up, and nothing is lost."""
+    put(side, frames, 1, ARRAY)
+    begin = side.writer.written
+    side.put(frames.end(2, 0, 2).SerializeToString(), sequence=2)
     side.seal()
-    side.flip(HEAD.size + 1)
-    rank.push().ring(side.writer.written).wait_acknowledged(2)
+    side.flip(begin + (HEAD.size + 1 if place == "frame" else 20))
+    stream = rank.push().ring(side.writer.written)
+    assert stream.wait_over() is grpc.StatusCode.DATA_LOSS
+    side.unlock()
+    rank.open()
+    lost = agent_pb2.Lost(iteration=0, tensors=1, reason="corrupted")
+    again = [frames.record(1, ARRAY), frames.end(2, 0, 2), agent_pb2.Frame(sequence=3, lost=lost)]
+    rank.push().send(*again, frames.end(4, 0, 0)).wait_acknowledged(4)
     assert arrays_of(rank.root) == [ARRAY.tobytes()]
-    assert "rank 0: frames were damaged in its slab" in rank.status().findings
+    assert counts(rank) == {"stored": 1, "degraded": 0, "expected": 2, "corrupted": 1}
+
+
+def test_a_rank_that_died_behind_a_damaged_head_has_no_balance(rank, side, frames):
+    """Nobody knows what stands there, so its iteration has not ended, and a finding says it."""
+    put(side, frames, 1, ARRAY)
+    begin = side.writer.written
+    put(side, frames, 2, ARRAY + 1)
+    side.put(frames.end(3, 0, 2).SerializeToString(), sequence=3)
+    side.seal()
+    side.flip(begin + 20)
+    side.unlock()
+    wait_until(lambda: any("slab is lost" in said for said in rank.status().findings))
+    (found,) = rank.status().iterations
+    assert (found.stored, found.complete) == (1, False)
+    assert any("ended within iteration 0" in said for said in rank.status().findings)
 
 
 @pytest.mark.parametrize("place", ["first frame", "frame", "data"])

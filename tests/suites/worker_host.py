@@ -32,11 +32,14 @@ class RankPlace:
         self.address = address or f"unix:{folder}/agent.sock"
         self.tree = folder / "tree"
 
-    def session(self, rank: int, *, job: str = "job", ranks: int = 8, **own: object):
+    def session(
+        self, rank: int, *, job: str = "job", ranks: int = 8, saved: str = "tensor", **own: object
+    ):
         """Open a session of a rank in this process."""
         config = self.folder / f"{job}-{rank}.json"
         common = {
             "dump_mode": 0,
+            "saved_data": saved,
             "path": str(self.tree),
             "net_name": "Net",
             "iteration": "all",

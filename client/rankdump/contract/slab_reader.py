@@ -96,6 +96,16 @@ class SlabReader:
             # Nothing stands here yet, or what an earlier lap left.
             return
 
+    def at(self, position: int) -> Entry:
+        """Return the entry that was published at a position; DamagedError when none is there.
+
+        For its rank, which knows where it wrote: one that is damaged does not hide those behind it.
+        """
+        found = self._entry(position, position + self.ring_bytes - position % self.ring_bytes)
+        if not isinstance(found, Entry):
+            raise DamagedError(f"slab without an entry at {position}")
+        return found
+
     def data(self, entry: Entry) -> memoryview:
         """Return an entry's data."""
         end = self._window_at + len(self._window)

@@ -122,7 +122,7 @@ class Depot:
             if room is not None:
                 if not self.items.outstanding:
                     self._progress_s = time.monotonic()
-                self.items.number(tensors=1)
+                self.items.number(1, iteration)
                 ring.copying += 1
             return room
 
@@ -174,6 +174,7 @@ class Depot:
         if ring is not None:
             # Copies under way are short, and nothing new begins.
             self.settle(ring)
+            ring.seal(ring.written)
         with self.changed:
             carried: list[Numbered] = []
             if ring is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from rankdump.contract.exchange import CallStacks, Declaration
 from rankdump.contract.figure_rows import FigureRows
@@ -17,6 +17,9 @@ from rankdump.wire.v1 import agent_pb2
 
 # Declarations are small, but an agent that never comes must not make them grow for ever.
 MAX_WAITING_DECLARATIONS = 10_000
+CORRUPTED = "corrupted"
+COPY_FAILED = "copy_failed"
+_NOTHING = memoryview(b"")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,13 @@ def tensors_of(item: Staged | Declaration) -> int:
     return int(isinstance(item, Staged))
 
 
+def iteration_of(item: Staged | Declaration) -> int:
+    """Return in which iteration its tensors are; 0 for an item on which none hang."""
+    if isinstance(item, FigureRows):
+        return item.iteration
+    return item.head.key.iteration if isinstance(item, Staged) else 0
+
+
 def _takes_no_room(item: Staged | Declaration) -> bool:
     return not isinstance(item, (Staged, FigureRows, CallStacks))
 
@@ -78,8 +88,8 @@ class Items:
         self.acknowledged = 0
         """The highest number accounted for."""
         self.lost_declarations = 0
-        """Declarations that found no room."""
-        self._given: deque[tuple[int, int]] = deque()
+        """Declarations that found no room, or were damaged in a slab."""
+        self._given: deque[_Given] = deque()
         self._given_tensors = self._waiting_tensors = 0
         self._waiting_records = self._waiting_declarations = 0
 
@@ -127,22 +137,32 @@ class Items:
         self._waiting_tensors -= tensors
         self._waiting_declarations -= _takes_no_room(item)
         self._waiting_records -= isinstance(item, Staged)
-        return Numbered(self.number(tensors), item)
+        return Numbered(self.number(tensors, iteration_of(item)), item)
 
-    def number(self, tensors: int) -> int:
-        """Return the next number, for an item on which so many tensors hang."""
+    def number(self, tensors: int, iteration: int) -> int:
+        """Return the next number, for an item on which so many tensors of an iteration hang."""
         self.last += 1
         if tensors:
-            self._given.append((self.last, tensors))
+            self._given.append(_Given(self.last, tensors, iteration))
             self._given_tensors += tensors
         return self.last
+
+    def keep(self, each: Numbered) -> None:
+        """Hold a declaration that lies in a slab: should it be damaged there, it is said again.
+
+        What takes room of the buffer has given it back by then, and is not held; nor are too many.
+        """
+        item = each.item
+        small = not isinstance(item, Carried) and _takes_no_room(item)
+        if small and len(self.window) < MAX_WAITING_DECLARATIONS:
+            self.window.append(each)
 
     def acknowledge(self, sequence: int) -> list[Held]:
         """Let go of everything up to a number; return what room was held for."""
         # What was never sent cannot be accounted for, whoever says so.
         self.acknowledged = max(self.acknowledged, min(sequence, self.last))
-        while self._given and self._given[0][0] <= self.acknowledged:
-            self._given_tensors -= self._given.popleft()[1]
+        while self._given and self._given[0].sequence <= self.acknowledged:
+            self._given_tensors -= self._given.popleft().tensors
         taken: list[Held] = []
         for queue in (self.window, self.numbered):
             while queue and queue[0].sequence <= self.acknowledged:
@@ -154,19 +174,43 @@ class Items:
     def send_again(self, carried: Iterable[Numbered] = ()) -> int:
         """Put what has left without being accounted for at the front again.
 
-        Numbers that were given and stand nowhere any more leave as blanks; return their tensors.
+        Numbers that were given and stand nowhere any more leave as what is known of them: how many
+        tensors of which iteration are lost. Return how many these are, all together.
         """
-        again = [*carried, *self.window, *self.numbered]
-        there = {each.sequence for each in again}
-        missing = [n for n in range(self.acknowledged + 1, self.last + 1) if n not in there]
-        again += [Numbered(n, Carried(blank(n), memoryview(b""), False, 0)) for n in missing]
-        for each in again:
+        again = {each.sequence: each for each in (*carried, *self.window, *self.numbered)}
+        lost = [given for given in self._given if given.sequence not in again]
+        for given in lost:
+            again[given.sequence] = given.lost()
+        for number in range(self.acknowledged + 1, self.last + 1):
+            if number not in again:
+                self.lost_declarations += 1
+                again[number] = Numbered(number, Carried(blank(number), _NOTHING, True, 0))
+        for each in again.values():
             each.gone_bytes = 0
         self.window.clear()
-        self.numbered = deque(sorted(again, key=lambda each: each.sequence))
-        return sum(tensors for number, tensors in self._given if number not in there)
+        self.numbered = deque(sorted(again.values(), key=lambda each: each.sequence))
+        return sum(given.tensors for given in lost)
+
+
+class _Given(NamedTuple):
+    """A number on which tensors hang."""
+
+    sequence: int
+    tensors: int
+    iteration: int
+
+    def lost(self) -> Numbered:
+        """Return what leaves in the place of what stood there."""
+        frame = lost(self.sequence, self.iteration, self.tensors, CORRUPTED)
+        return Numbered(self.sequence, Carried(frame, _NOTHING, True, self.tensors))
 
 
 def blank(sequence: int) -> agent_pb2.Frame:
     """Return a frame that says nothing, for a number that must not be missing."""
     return agent_pb2.Frame(sequence=sequence, kernel_arguments=agent_pb2.KernelArguments())
+
+
+def lost(sequence: int, iteration: int, tensors: int, reason: str) -> agent_pb2.Frame:
+    """Return a frame that says what was lost under its number."""
+    said = agent_pb2.Lost(iteration=iteration, tensors=tensors, reason=reason)
+    return agent_pb2.Frame(sequence=sequence, lost=said)

@@ -118,6 +118,8 @@ class Loader:
                     items.window.append(first)
                 else:
                     items.numbered.appendleft(first)
+            else:
+                items.keep(first)
             return room
 
 

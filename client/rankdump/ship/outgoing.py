@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from rankdump.ship.bell import BATCH_ENTRIES
 from rankdump.ship.depot import ROOM_POLL_S, Depot
-from rankdump.ship.items import Carried, Held, Numbered, blank
+from rankdump.ship.items import COPY_FAILED, Carried, Held, Numbered, lost
 from rankdump.ship.loading import Loader
 from rankdump.ship.ring import Ring
 from rankdump.values import Staged
@@ -118,5 +118,5 @@ def frames_of(each: Numbered) -> Iterator[agent_pb2.Frame]:
         return iter((declaration_frame(each.sequence, item),))
     if item.whole:
         return filled_frames(item.frame, item.data, item.checksum)
-    # The stream has no word for a record without its bytes.
-    return iter((blank(each.sequence),))
+    # A record whose bytes never came.
+    return iter((lost(each.sequence, item.frame.record.iteration, item.tensors, COPY_FAILED),))

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import logging
 import threading
+from array import array
 from collections.abc import Callable, Iterator
+from itertools import islice
+
+from google.protobuf.message import DecodeError
 
 from rankdump.contract.errors import DamagedError
 from rankdump.contract.exchange import SlabPlace
 from rankdump.contract.slab import Memory
-from rankdump.contract.slab_reader import Entry, SlabReader
+from rankdump.contract.slab_reader import SlabReader
 from rankdump.contract.slab_writer import Reservation, SlabWriter
 from rankdump.ship.items import Carried, Numbered
 from rankdump.ship.mapping import Mapping
@@ -36,6 +40,7 @@ class Ring:
             self._mapping.close()
             raise
         self._cut_from: dict[int, int] = {}
+        self._standing = _Standing()
         self._unpin: Callable[[], None] | None = None
         self._may_pin = True
         self._pinning = threading.Lock()
@@ -78,7 +83,10 @@ class Ring:
         The iteration is that of a record: it is counted there should its frame be damaged.
         """
         mark = 0 if iteration is None else iteration + 1
-        return self._writer.reserve(frame, data_bytes, sequence=sequence, mark=mark)
+        room = self._writer.reserve(frame, data_bytes, sequence=sequence, mark=mark)
+        if room is not None:
+            self._standing.add(sequence, room.position, released=self._writer.released)
+        return room
 
     def begin_copy(self, source: TensorSource, target: memoryview) -> Transfer | None:
         """Let the tensor's accelerator copy into a part of this slab; None when it cannot.
@@ -123,18 +131,21 @@ class Ring:
         return any(self._writer.released > at for at in self._cut_from.values())
 
     def rest(self, acknowledged: int) -> Iterator[Numbered]:
-        """Yield what the agent has not accounted for, but for records that were cut.
+        """Yield what the agent has not accounted for, but for what cannot be read any more, and
+        for records that were cut.
 
         Nothing may be written any more. The data stays where it is.
         """
-        reader = SlabReader(Memory(self._mapping.memory))
         try:
-            for entry in reader.entries():
-                frame = None if entry.damaged else agent_pb2.Frame.FromString(bytes(entry.frame))
-                if frame and frame.sequence > acknowledged and frame.sequence not in self._cut_from:
-                    yield Numbered(frame.sequence, _carried(frame, entry, reader))
+            reader = SlabReader(Memory(self._mapping.memory))
         except DamagedError as error:
             logger.warning("rankdump: shared memory was damaged: %s", error)
+            return
+        for sequence, position in self._standing:
+            if sequence > acknowledged and sequence not in self._cut_from:
+                found = _found(reader, sequence, position)
+                if found is not None:
+                    yield found
 
     def close(self) -> None:
         """Let the agent know that nothing more comes."""
@@ -148,12 +159,44 @@ class Ring:
         return b"" if not data or sequence in self._cut_from else checksum_of(data)
 
 
-def _carried(frame: agent_pb2.Frame, entry: Entry, reader: SlabReader) -> Carried:
+class _Standing:
+    """Numbers and positions of entries: 16 bytes each, for a full slab may hold a million."""
+
+    def __init__(self) -> None:
+        self._numbers, self._positions = array("Q"), array("Q")
+        self._gone = 0
+        """How many in front were released."""
+
+    def add(self, sequence: int, position: int, *, released: int) -> None:
+        """Note an entry, and forget those before what was released."""
+        gone, known = self._gone, len(self._positions)
+        while gone < known and self._positions[gone] < released:
+            gone += 1
+        if 2 * gone > known:
+            del self._numbers[:gone], self._positions[:gone]
+            gone = 0
+        self._gone = gone
+        self._numbers.append(sequence)
+        self._positions.append(position)
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return islice(zip(self._numbers, self._positions, strict=True), self._gone, None)
+
+
+def _found(reader: SlabReader, sequence: int, position: int) -> Numbered | None:
+    """Return what stands at a position, None when that is not what was put there."""
+    try:
+        entry = reader.at(position)
+        frame = agent_pb2.Frame.FromString(bytes(entry.frame))
+    except (DamagedError, DecodeError):
+        return None
+    if entry.damaged or frame.sequence != sequence:
+        return None
     data = reader.data(entry)
-    return Carried(frame, data, entry.whole, _tensors(frame), entry.digest)
+    return Numbered(sequence, Carried(frame, data, entry.whole, _tensors(frame), entry.digest))
 
 
 def _tensors(frame: agent_pb2.Frame) -> int:
-    return (
-        len(frame.figure_rows.kinds) if frame.HasField("figure_rows") else frame.HasField("record")
-    )
+    if frame.HasField("figure_rows"):
+        return len(frame.figure_rows.kinds)
+    return frame.lost.tensors if frame.HasField("lost") else int(frame.HasField("record"))

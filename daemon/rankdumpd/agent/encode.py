@@ -10,17 +10,17 @@ from rankdump.contract import dtypes, npy, statistics
 from rankdump.contract.exchange import RecordHead
 from rankdump.contract.layout.layouts import Layout
 from rankdumpd.agent.binhead import bin_head
-from rankdumpd.agent.elements import loaded
 from rankdumpd.agent.members import BinTensor
 from rankdumpd.agent.values import Encoded, Examined, Parcel
 
 
-def examine(parcel: Parcel, items: tuple[str, ...] | None, *, exact: bool = False) -> Examined:
-    """Return what the elements say: their digest, and the figures that `items` names.
+def examine(
+    parcel: Parcel, data: memoryview, items: tuple[str, ...] | None, *, exact: bool = False
+) -> Examined:
+    """Return what a parcel's elements say: their digest, and the figures that `items` names.
 
     `items` is None for no figures; with `exact` these have all their digits.
     """
-    data = loaded(parcel.data)
     digest = xxhash.xxh3_128_hexdigest(data)
     return Examined(parcel.ticket, parcel.head, digest, _figures(parcel.head, data, items, exact))
 
@@ -30,24 +30,24 @@ def is_corrupted(parcel: Parcel, record: Examined) -> bool:
     return bool(parcel.checksum) and parcel.checksum.hex() != record.digest
 
 
-def encode(parcel: Parcel, record: Examined, codec: Codec) -> Encoded:
-    """Return the parcel as an npy file, packed where the codec makes it smaller.
+def encode(record: Examined, data: memoryview, codec: Codec) -> Encoded:
+    """Return a record with its elements as an npy file, packed where the codec makes it smaller.
 
-    `record` is the same parcel, examined. Safe to call from several threads.
+    Safe to call from several threads.
     """
-    head = parcel.head
+    head = record.head
     header = npy.header(dtypes.element_type(head.dtype).descr, head.shape)
-    packed = pack(codec, (header, dtypes.as_stored(head.dtype, loaded(parcel.data))))
+    packed = pack(codec, (header, dtypes.as_stored(head.dtype, data)))
     return Encoded(record, packed.suffix, packed.parts)
 
 
-def encode_bin(parcel: Parcel, record: Examined, codec: Codec, layout: Layout) -> Encoded:
-    """Return the parcel as a `bin` file of its own: its elements as the framework held them."""
-    head, key = parcel.head, parcel.head.key
+def encode_bin(record: Examined, data: memoryview, codec: Codec, layout: Layout) -> Encoded:
+    """Return a record as a `bin` file of its own: its elements as the framework held them."""
+    head, key = record.head, record.head.key
     tensor = BinTensor(key.side, key.slot, head.dtype, head.shape, head.byte_count)
     header = bin_head(key.op_name, key.timestamp_us, (tensor,), layout)
     start = pack_each(codec, (header,))
-    elements = pack_each(codec, (loaded(parcel.data),))
+    elements = pack_each(codec, (data,))
     parts = (*start.parts, *elements.parts)
     return Encoded(record, start.suffix, parts, head_bytes=sum(map(len, start.parts)))
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from rankdump.contract.errors import DamagedError
 from rankdumpd.agent.binhead import MOST_SLOTS
 from rankdumpd.agent.dedup import Originals
@@ -16,19 +14,19 @@ from rankdumpd.agent.values import Outcome, Parcel, dropped
 def filed(parcel: Parcel, outlet: Outlet, originals: Originals) -> Outcome:
     """Return what became of a tensor of the session that has this outlet."""
     try:
-        parcel = replace(parcel, data=loaded(parcel.data))
+        data = loaded(parcel.data)
     except DamagedError:
         return dropped(parcel.ticket, parcel.head, CORRUPTED)
-    record = examine(parcel, outlet.items, exact=outlet.layout.api is not None)
+    record = examine(parcel, data, outlet.items, exact=outlet.layout.api is not None)
     if is_corrupted(parcel, record):
         return dropped(parcel.ticket, parcel.head, CORRUPTED)
     if outlet.joiner:
         if parcel.head.key.slot >= MOST_SLOTS:
             return dropped(parcel.ticket, parcel.head, "slot_too_high")
-        return outlet.writer.write(encode_bin(parcel, record, outlet.codec, outlet.layout))
+        return outlet.writer.write(encode_bin(record, data, outlet.codec, outlet.layout))
     return originals.once(
         record,
         f"{outlet.codec.name} {outlet.tree.kind}",
         link=lambda original: outlet.writer.link(record, original),
-        write=lambda: outlet.writer.write(encode(parcel, record, outlet.codec)),
+        write=lambda: outlet.writer.write(encode(record, data, outlet.codec)),
     )

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 
 from google.protobuf.message import DecodeError
 
-from rankdump.contract.errors import ProtocolError, RankdumpError, UnavailableError
+from rankdump.contract.errors import DamagedError, ProtocolError, RankdumpError, UnavailableError
 from rankdump.contract.slab_reader import Entry, SlabReader
 from rankdump.wire.v1 import agent_pb2
 from rankdumpd.agent.elements import CORRUPTED, Elements
@@ -26,8 +26,8 @@ class Ring:
     """One slab of a session, across its streams; a fault in it is final.
 
     A record's data stays in the slab until it is committed; what is written is a copy. Pieces of a
-    larger one are released at once: it need not fit. An entry whose frame is not the one that was
-    sealed costs what hangs on it, and no other.
+    larger one are released at once: it need not fit. A record whose frame is not the one that was
+    sealed costs itself and no other; anything else that is damaged, its rank has to say again.
     """
 
     def __init__(
@@ -142,8 +142,9 @@ class Ring:
         return self.slab.beside(entry.data_at, entry.data_bytes)
 
     def _stand_in(self, entry: Entry) -> agent_pb2.Frame:
-        """Return what is taken for a frame that cannot be read: a record that is lost, where the
-        rank said that it was one.
+        """Return what is taken for a frame that cannot be read: a record that is lost.
+
+        DamagedError where the rank did not say that it was one.
         """
         number = entry.sequence
         _log.error("slab %s: frame %d was damaged", self.slab.path, number)
@@ -153,11 +154,11 @@ class Ring:
             self._given_up = number
         elif entry.mark:
             self._given_up = number
-            record = agent_pb2.Record(kind=_UNREADABLE, iteration=entry.mark - 1)
-            return agent_pb2.Frame(sequence=number, record=record)
+            lost = agent_pb2.Lost(iteration=entry.mark - 1, tensors=1, reason=CORRUPTED)
+            return agent_pb2.Frame(sequence=number, lost=lost)
         if number == self._given_up:
             return agent_pb2.Frame(sequence=number, chunk=agent_pb2.Chunk())
-        return agent_pb2.Frame(sequence=number, kernel_arguments=agent_pb2.KernelArguments())
+        raise DamagedError(f"slab entry before {entry.end}: frame {number}, no record, was damaged")
 
     def _release(self) -> None:
         position = self._releases.pop()
@@ -170,19 +171,9 @@ class Ring:
             self._fault = ProtocolError(f"slab {self.slab.path}: {error}")
 
 
-_UNREADABLE = agent_pb2.TensorKind(
-    op_type="unreadable",
-    op_name="unreadable",
-    side=agent_pb2.SIDE_OUTPUT,
-    dtype="uint8",
-    shape=[1],
-    byte_count=1,
-).SerializeToString()
-
-
 def _frame(entry: Entry) -> agent_pb2.Frame:
     try:
         # Copied first: the rank could change it while it is read.
         return agent_pb2.Frame.FromString(bytes(entry.frame))
     except DecodeError as error:
-        raise ProtocolError(f"slab entry before {entry.end}: {error}") from None
+        raise DamagedError(f"slab entry before {entry.end}: {error}") from None

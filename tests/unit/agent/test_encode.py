@@ -10,12 +10,14 @@ import pytest
 import xxhash
 
 from rankdump.codec import Codec, codec_named, codec_of
+from rankdumpd.agent.elements import loaded
 from rankdumpd.agent.encode import encode, examine
 from rankdumpd.agent.values import Encoded, Parcel, Ticket
 
 
 def encoded_as(parcel: Parcel, codec: Codec, items: tuple[str, ...] | None = None) -> Encoded:
-    return encode(parcel, examine(parcel, items), codec)
+    data = loaded(parcel.data)
+    return encode(examine(parcel, data, items), data, codec)
 
 
 @pytest.mark.parametrize("codec_name", ["none", "zstd"])

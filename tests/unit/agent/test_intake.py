@@ -197,8 +197,8 @@ def test_a_frame_that_fails_three_times_is_given_up(house):
         house.renew()
     take(house, record(1), bad, record(3))
     house.intake.hand_on()
-    ((outcome,),) = house.committer.batches
-    assert (outcome.ticket.sequence, outcome.reason) == (2, "unreadable")
+    ((judged,),) = house.committer.batches
+    assert (judged.ticket.sequence, dict(judged.refused)) == (2, {"unreadable": range(1)})
     assert house.workers.numbers() == [[1], [3]]
     assert any("could not be read" in each for each in house.session.findings())
 

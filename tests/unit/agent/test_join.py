@@ -63,8 +63,9 @@ class Room:
     def member(self, sequence: int, head, array: np.ndarray) -> Member:
         key, data = head.key, array.tobytes()
         head = replace(head, dtype=array.dtype.name, shape=array.shape, byte_count=len(data))
-        parcel = Parcel(Ticket("s", sequence), head, memoryview(data))
-        encoded = encode_bin(parcel, examine(parcel, None), self.codec, CANN)
+        elements = memoryview(data)
+        record = examine(Parcel(Ticket("s", sequence), head, elements), elements, None)
+        encoded = encode_bin(record, elements, self.codec, CANN)
         outcome = self.writer.write(encoded)
         assert outcome.fate is Fate.STORED
         member = outcome.membership
@@ -206,8 +207,9 @@ def test_an_only_tensor_is_not_copied(tmp_path, members_of):
 def test_an_element_type_without_a_number(tmp_path, make_head):
     """Its bytes are kept, of a type that is not defined."""
     head = make_head(dtype="float8_e4m3fnuz", shape=(3,), byte_count=3)
-    parcel = Parcel(Ticket("s", 1), head, memoryview(b"abc"))
-    encoded = encode_bin(parcel, examine(parcel, None), codec_named("none"), CANN)
+    elements = memoryview(b"abc")
+    record = examine(Parcel(Ticket("s", 1), head, elements), elements, None)
+    encoded = encode_bin(record, elements, codec_named("none"), CANN)
     found = dumpdata.parse(memoryview(b"".join(encoded.parts)))
     (part,) = found.header.output
     assert (part.data_type, part.size, bytes(found.bytes_of(found.payloads[0]))) == (0, 3, b"abc")

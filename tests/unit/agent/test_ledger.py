@@ -156,6 +156,16 @@ def test_rows_survive_another_process(ledger, make_request, make_head, stored, t
     again.close()
 
 
+def test_sessions_come_back_in_the_order_in_which_they_came(tmp_path, make_request):
+    """To open one again changes nothing of that."""
+    now_us = iter(range(100, 200))
+    ledger = Ledger(tmp_path / "other", now_us=lambda: next(now_us))
+    for name in ("c", "a", "b", "c"):
+        ledger.open_session(make_request(session_id=name))
+    assert [row.request.session_id for row in ledger.unfinished()] == ["c", "a", "b"]
+    ledger.close()
+
+
 def test_applied_declarations_are_not_given_out_again(ledger, make_request):
     """A goodbye that took effect closes the session for good."""
     ledger.open_session(make_request())

@@ -248,9 +248,7 @@ def test_a_frame_that_cannot_be_read_takes_its_number(frame, iteration, count):
     item = taker.settle_unreadable(frame)
     assert item is not None
     assert item.ticket.sequence == 1
-    if isinstance(item, Outcome):
-        assert (item.reason, item.head.key.iteration, count) == ("unreadable", iteration, 1)
-    elif isinstance(item, Judged):
+    if isinstance(item, Judged):
         assert (item.rows.iteration, item.kept) == (iteration, 0)
         assert {reason: len(places) for reason, places in item.refused.items()} == {
             "unreadable": count
@@ -259,6 +257,34 @@ def test_a_frame_that_cannot_be_read_takes_its_number(frame, iteration, count):
         assert isinstance(item, Declared)
         assert declaration_again(item.raw, "s") == item
     assert isinstance(taker.feed(end(2)), Declared)
+
+
+def lost(sequence: int, **fields) -> agent_pb2.Frame:
+    body: dict[str, Any] = {"iteration": 7, "tensors": 3, "reason": "corrupted"} | fields
+    return agent_pb2.Frame(sequence=sequence, lost=agent_pb2.Lost(**body))
+
+
+@pytest.mark.parametrize(
+    ("said", "counted"),
+    [("corrupted", "corrupted"), ("x", "other")],
+)
+def test_what_a_rank_lost_is_dropped_in_its_iteration(said, counted):
+    """Under a word of the list; once, whatever stood under that number before."""
+    item = assembler().feed(lost(1, reason=said))
+    assert isinstance(item, Judged)
+    assert (item.ticket.sequence, item.rows.iteration, item.kept) == (1, 7, 0)
+    assert {reason: len(places) for reason, places in item.refused.items()} == {counted: 3}
+    taker = assembler(highest_first=2, known=(1,))
+    assert feed(taker, lost(1), lost(1)) == [None, None]
+    assert isinstance(taker.feed(lost(2)), Judged)
+
+
+@pytest.mark.parametrize("fields", [{"tensors": 0}, {"tensors": 1025}, {"iteration": 1 << 63}])
+def test_what_no_frame_brings_cannot_be_lost(fields):
+    taker = assembler()
+    with pytest.raises(ProtocolError):
+        taker.feed(lost(1, **fields))
+    assert isinstance(taker.settle_unreadable(lost(1, **fields)), Declared)
 
 
 def test_a_record_with_a_bad_piece_is_dropped_whole():

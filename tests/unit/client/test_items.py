@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +12,7 @@ from rankdump.contract.exchange import IterationEnd, RecordHead
 from rankdump.contract.figure_rows import FigureRows, TensorKind
 from rankdump.contract.key import Side, TensorKey
 from rankdump.ship import items as module
-from rankdump.ship.items import Items, tensors_of
+from rankdump.ship.items import Carried, Items, Numbered, tensors_of
 from rankdump.values import Staged
 
 KEY = TensorKey(0, "Net", 0, 0, 1, "Add", "a", Side.INPUT, 0)
@@ -31,6 +33,11 @@ def leave(items: Items) -> int:
     return each.sequence
 
 
+def left(items: Items) -> list[Numbered]:
+    """What has a number, and is in the rank's own memory."""
+    return [*items.window, *items.numbered]
+
+
 steps = st.lists(
     st.one_of(
         st.sampled_from(["record", "rows", "declaration", "leave", "straight", "again"]),
@@ -42,7 +49,7 @@ steps = st.lists(
 @given(steps=steps)
 def test_the_balance_of_any_course(steps):
     """Law: every tensor comes back exactly once, and what is outstanding is never negative."""
-    items, taken, added, straight = Items(), [], 0, 0
+    items, taken, added = Items(), [], 0
     for step in steps:
         if step == "record":
             items.add(record())
@@ -55,19 +62,20 @@ def test_the_balance_of_any_course(steps):
         elif step == "leave" and items.unsent:
             leave(items)
         elif step == "straight" and not items.bars_the_way:
-            items.number(tensors=1)
-            straight += 1
+            items.number(1, iteration=0)
         elif step == "again":
             items.send_again()
+            assert items.held_tensors == items.tensors
         elif isinstance(step, int):
             taken += items.acknowledge(step)
-        numbers = [each.sequence for each in (*items.window, *items.numbered)]
+        numbers = [each.sequence for each in left(items)]
         assert sorted(set(numbers)) == sorted(numbers)
         assert [each.sequence for each in items.numbered] == sorted(
             each.sequence for each in items.numbered
         )
         assert items.outstanding >= len(items.waiting) >= 0
-        assert items.held_tensors + sum(map(tensors_of, taken)) == added
+        lost = sum(each.tensors for each in left(items) if isinstance(each.item, Carried))
+        assert items.held_tensors - lost + sum(map(tensors_of, taken)) == added
         assert items.held_tensors <= items.tensors
     while items.unsent:
         leave(items)
@@ -102,6 +110,56 @@ def test_declarations_without_end_are_counted(monkeypatch):
         items.add(record())
     assert items.lost_declarations == 3
     assert len(items.waiting) == 7
+
+
+def test_a_number_that_stands_nowhere_says_what_is_lost():
+    """Of what iteration, and how many: once for each number, however often it leaves."""
+    items = Items()
+    items.number(1, iteration=7)
+    items.add(replace(ROWS, iteration=8))
+    items.add(IterationEnd(7, 1))
+    items.pop()
+    items.keep(items.pop())
+    items.number(1, iteration=9)
+    assert items.send_again() == 5
+    for _ in range(2):
+        lost = [each.item for each in items.numbered]
+        said = [item.frame.lost for item in lost if isinstance(item, Carried)]
+        assert [(each.iteration, each.tensors, each.reason) for each in said] == [
+            (7, 1, "corrupted"),
+            (8, 3, "corrupted"),
+            (9, 1, "corrupted"),
+        ]
+        assert isinstance(lost[2], IterationEnd)
+        assert items.lost_declarations == 0
+        while items.numbered:
+            leave(items)
+        items.send_again()
+
+
+def test_what_is_carried_is_not_lost_and_what_is_kept_comes_first():
+    items = Items()
+    items.number(1, iteration=7)
+    items.add(IterationEnd(7, 1))
+    items.keep(items.pop())
+    carried = [Carried(module.blank(n), memoryview(b""), True, 2 - n) for n in (1, 2)]
+    assert items.send_again(Numbered(n, each) for n, each in enumerate(carried, 1)) == 0
+    assert [each.item for each in items.numbered] == [carried[0], IterationEnd(7, 1)]
+
+
+def test_declarations_in_a_slab_are_not_kept_without_end(monkeypatch):
+    """What found no room and is damaged leaves as a blank, and is counted."""
+    monkeypatch.setattr(module, "MAX_WAITING_DECLARATIONS", 2)
+    items = Items()
+    for iteration in range(3):
+        items.add(IterationEnd(iteration, 0))
+        items.keep(items.pop())
+    assert items.send_again() == 0
+    assert items.lost_declarations == 1
+    *kept, blank = (each.item for each in items.numbered)
+    assert kept == [IterationEnd(0, 0), IterationEnd(1, 0)]
+    assert isinstance(blank, Carried)
+    assert blank.frame == module.blank(3)
 
 
 def test_an_answer_to_what_was_never_sent_takes_nothing():

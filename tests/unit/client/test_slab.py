@@ -25,6 +25,7 @@ from rankdump.ship import Held, Link, Ship
 from rankdump.ship.outgoing import frames_of
 from rankdump.ship.ring import Ring
 from rankdump.values import Placing, Staged
+from rankdump.wire.v1 import agent_pb2
 
 from .conftest import FakeAgent, FakeSlab, Running, introduction_of, plan
 
@@ -409,27 +410,52 @@ def test_a_refused_rank_keeps_nothing(running: Running, tmp_path):
     assert rank.ship.close(1) == 1
 
 
-def test_what_was_damaged_before_the_slab_was_given_up_leaves_as_a_blank(tmp_path, caplog):
-    """A number is never missing on the stream, and the digest under which data lay goes with it."""
+def test_what_was_damaged_before_the_slab_was_given_up_is_said_to_be_lost(tmp_path, caplog):
+    """What stands behind it is carried on, and the digest under which data lay goes with it."""
     rig = Rig(tmp_path)
     source = ArraySource(np.arange(SIZE, dtype=np.uint8))
-    for _ in range(4):
+    for _ in range(5):
         assert rig.place(source) is Placing.DONE
     rig.ring.seal(rig.ring.written)
     memory = rig.ring._mapping.memory
-    entry = rig.ring.written // 4
+    entry = rig.ring.written // 5
     memory[RING_OFFSET + entry + HEAD.size] ^= 1
     memory[RING_OFFSET + 3 * entry + 20] ^= 1
     rig.depot.give_up_ring()
     frames = [frame for each in rig.depot.some() for frame in frames_of(each)]
     assert [(f.sequence, f.WhichOneof("body")) for f in frames] == [
         (1, "record"),
-        (2, "kernel_arguments"),
+        (2, "lost"),
         (3, "record"),
-        (4, "kernel_arguments"),
+        (4, "lost"),
+        (5, "record"),
     ]
+    assert frames[3].lost == agent_pb2.Lost(iteration=0, tensors=1, reason="corrupted")
     assert frames[0].record.checksum == xxhash.xxh3_128_digest(frames[0].record.data)
     assert "2 tensors were damaged" in caplog.text
+
+
+@pytest.mark.parametrize(("at", "body"), [(0, "lost"), (5, "record"), (HEAD.size, "lost")])
+def test_what_was_damaged_before_it_was_sealed_is_found_as_well(tmp_path, at, body):
+    """The slab is given up between two bells: magic, state and frame; a seal mends the state."""
+    rig = Rig(tmp_path)
+    for value in range(3):
+        rig.place(ArraySource(np.full(SIZE, value, dtype=np.uint8)))
+    rig.ring._mapping.memory[RING_OFFSET + rig.ring.written // 3 + at] ^= 0x40
+    rig.depot.give_up_ring()
+    frames = [frame for each in rig.depot.some() for frame in frames_of(each)]
+    assert [f.WhichOneof("body") for f in frames] == ["record", body, "record"]
+    assert frames[1].record.data[:1] in (b"", b"\1")
+    assert (frames[0].record.data[:1], frames[2].record.data[:1]) == (b"\0", b"\2")
+
+
+def test_a_copy_that_failed_in_a_slab_is_said_on_the_stream(tmp_path):
+    """Its number is given, so what became of it has to be said somewhere."""
+    rig = Rig(tmp_path)
+    rig.place(Unreadable(np.ones(SIZE, dtype=np.uint8)))
+    rig.depot.give_up_ring()
+    (frame,) = frames_of(*rig.depot.some())
+    assert frame.lost == agent_pb2.Lost(iteration=0, tensors=1, reason="copy_failed")
 
 
 def test_a_slab_of_an_earlier_agent_is_not_used(tmp_path):

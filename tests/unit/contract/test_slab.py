@@ -213,6 +213,24 @@ def test_a_reader_believes_nothing(at: int, garbage: bytes):
         pass
 
 
+def test_an_entry_is_found_by_who_wrote_it():
+    """Whatever became of those before it; where none begins, none is found."""
+    memory = fresh()
+    writer = SlabWriter(memory)
+    rooms = [writer.reserve(b"frame %d" % number, 100) for number in range(3)]
+    begins = [room.position for room in rooms if room is not None]
+    for room in rooms:
+        assert room is not None
+        writer.commit(room)
+    memory[slab.RING_OFFSET + begins[1]] ^= 1
+    reader = SlabReader(Memory(memory))
+    assert bytes(reader.at(begins[2]).frame) == b"frame 2"
+    assert bytes(reader.at(begins[0]).frame) == b"frame 0"
+    for position in (begins[1], begins[0] + slab.ALIGN, begins[2] + SMALL):
+        with pytest.raises(DamagedError):
+            reader.at(position)
+
+
 @pytest.mark.parametrize("length", [0, 100, slab.RING_OFFSET, slab.RING_OFFSET + SMALL])
 def test_a_buffer_that_is_no_slab(length: int):
     with pytest.raises(DamagedError, match=f"slab of {length} bytes"):

@@ -254,6 +254,7 @@ class Frame(google.protobuf.message.Message):
     FIGURE_ROWS_FIELD_NUMBER: builtins.int
     TIMEOUTS_FIELD_NUMBER: builtins.int
     CALL_STACKS_FIELD_NUMBER: builtins.int
+    LOST_FIELD_NUMBER: builtins.int
     sequence: builtins.int
     """Rises by one per frame of a session; a record's chunks repeat its number."""
     @property
@@ -276,6 +277,8 @@ class Frame(google.protobuf.message.Message):
     def timeouts(self) -> rankdump.wire.v1.events_pb2.Timeouts: ...
     @property
     def call_stacks(self) -> global___CallStacks: ...
+    @property
+    def lost(self) -> global___Lost: ...
     def __init__(
         self,
         *,
@@ -290,10 +293,11 @@ class Frame(google.protobuf.message.Message):
         figure_rows: global___FigureRows | None = ...,
         timeouts: rankdump.wire.v1.events_pb2.Timeouts | None = ...,
         call_stacks: global___CallStacks | None = ...,
+        lost: global___Lost | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["body", b"body", "call_stacks", b"call_stacks", "chunk", b"chunk", "events", b"events", "figure_rows", b"figure_rows", "graph_part", b"graph_part", "iteration_end", b"iteration_end", "kernel_arguments", b"kernel_arguments", "record", b"record", "session_end", b"session_end", "timeouts", b"timeouts"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["body", b"body", "call_stacks", b"call_stacks", "chunk", b"chunk", "events", b"events", "figure_rows", b"figure_rows", "graph_part", b"graph_part", "iteration_end", b"iteration_end", "kernel_arguments", b"kernel_arguments", "record", b"record", "sequence", b"sequence", "session_end", b"session_end", "timeouts", b"timeouts"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["record", "chunk", "events", "iteration_end", "session_end", "graph_part", "kernel_arguments", "figure_rows", "timeouts", "call_stacks"] | None: ...
+    def HasField(self, field_name: typing.Literal["body", b"body", "call_stacks", b"call_stacks", "chunk", b"chunk", "events", b"events", "figure_rows", b"figure_rows", "graph_part", b"graph_part", "iteration_end", b"iteration_end", "kernel_arguments", b"kernel_arguments", "lost", b"lost", "record", b"record", "session_end", b"session_end", "timeouts", b"timeouts"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["body", b"body", "call_stacks", b"call_stacks", "chunk", b"chunk", "events", b"events", "figure_rows", b"figure_rows", "graph_part", b"graph_part", "iteration_end", b"iteration_end", "kernel_arguments", b"kernel_arguments", "lost", b"lost", "record", b"record", "sequence", b"sequence", "session_end", b"session_end", "timeouts", b"timeouts"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["record", "chunk", "events", "iteration_end", "session_end", "graph_part", "kernel_arguments", "figure_rows", "timeouts", "call_stacks", "lost"] | None: ...
 
 global___Frame = Frame
 
@@ -433,6 +437,33 @@ class FigureRows(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["degraded", b"degraded", "figures", b"figures", "iteration", b"iteration", "kinds", b"kinds", "switched_on", b"switched_on", "timestamps_us", b"timestamps_us"]) -> None: ...
 
 global___FigureRows = FigureRows
+
+@typing.final
+class Lost(google.protobuf.message.Message):
+    """Tensors of one iteration that the rank has no more, in the place of the frame that brought them:
+    its number is the one that they had, so whatever became of it counts once.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ITERATION_FIELD_NUMBER: builtins.int
+    TENSORS_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    iteration: builtins.int
+    tensors: builtins.int
+    """As many as one frame brings."""
+    reason: builtins.str
+    """A word of contract.reasons."""
+    def __init__(
+        self,
+        *,
+        iteration: builtins.int = ...,
+        tensors: builtins.int = ...,
+        reason: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["iteration", b"iteration", "reason", b"reason", "tensors", b"tensors"]) -> None: ...
+
+global___Lost = Lost
 
 @typing.final
 class Chunk(google.protobuf.message.Message):

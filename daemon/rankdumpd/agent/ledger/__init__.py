@@ -82,10 +82,10 @@ class Ledger(LedgerReader):
         """
         about = {k: v for k, v in asdict(request).items() if not isinstance(v, bytes)}
         who = (request.session_id, json.dumps(about), request.plan_json)
-        row = (*who, SessionState.OPEN.value, request.secret.hex())
+        row = (*who, SessionState.OPEN.value, request.secret.hex(), self._now_us())
         with self._available() as base:
             base.execute(
-                "INSERT INTO sessions VALUES (?, ?, ?, ?, 0, 0, '[]', '[]', ?, 0)"
+                "INSERT INTO sessions VALUES (?, ?, ?, ?, 0, 0, '[]', '[]', ?, ?)"
                 " ON CONFLICT (session_id) DO UPDATE"
                 " SET request = excluded.request, plan = excluded.plan,"
                 " secret_hash = excluded.secret_hash",

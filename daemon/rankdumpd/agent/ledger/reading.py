@@ -59,7 +59,8 @@ class LedgerReader:
     def unfinished(self) -> list[SessionRow]:
         """Return the sessions that never said goodbye, or whose last words had no effect yet.
 
-        Not those whose rank is lost for good: they are found when it comes back nevertheless.
+        In the order in which they came. Not those whose rank is lost for good: they are found when
+        it comes back nevertheless.
         """
         closed, lost_us = SessionState.CLOSED.value, self._now_us() - int(LOST_S * 1e6)
         found = self._select(
@@ -67,7 +68,8 @@ class LedgerReader:
             " (SELECT 1 FROM away WHERE away.session_id = s.session_id AND since_us <= ?2))"
             " OR EXISTS (SELECT 1 FROM declarations WHERE declarations.session_id = s.session_id"
             f" AND {queries.NOT_APPLIED}"
-            " AND (s.state = ?1 OR kind NOT IN ('EventColumns', 'GraphPart')))",
+            " AND (s.state = ?1 OR kind NOT IN ('EventColumns', 'GraphPart')))"
+            " ORDER BY opened_us, session_id",
             closed,
             lost_us,
         )

@@ -14,7 +14,7 @@ from rankdump.wire import convert
 from rankdump.wire.limits import LIMIT
 from rankdump.wire.v1 import agent_pb2
 from rankdumpd.agent.elements import Elements, loaded
-from rankdumpd.agent.receive.broken import UNREADABLE, unreadable
+from rankdumpd.agent.receive.broken import UNREADABLE, lost_by_rank, unreadable
 from rankdumpd.agent.receive.declared import (
     declaration_again,
     declaration_from,
@@ -103,6 +103,8 @@ class Assembler:
         if body == "record":
             data = _data_of(frame.sequence, frame.record.data, data)
             return self._record(frame.sequence, frame.record, data, lost)
+        if body == "lost":
+            return self._lost(frame.sequence, frame.lost)
         declared = declaration_from(frame, self._session_id)
         if isinstance(declared.declaration, FigureRows):
             check_rows(frame.sequence, declared.declaration, self._rules)
@@ -134,7 +136,7 @@ class Assembler:
         if self._known(frame.sequence):
             return None
         ticket = Ticket(self._session_id, frame.sequence)
-        return unreadable(ticket, frame, rank=self._rank, net_name=self._net_name)
+        return unreadable(ticket, frame)
 
     def _advance(self, sequence: int) -> bool:
         """Go on to a frame; return whether it is new on this stream."""
@@ -171,6 +173,10 @@ class Assembler:
             self._allocate(self._open)
         self._fill(self._open, 0, data)
         return None
+
+    def _lost(self, sequence: int, message: agent_pb2.Lost) -> Judged | None:
+        judged = lost_by_rank(Ticket(self._session_id, sequence), message)
+        return None if self._known(sequence) else judged
 
     def _allocate(self, record: _Open) -> None:
         size = record.head.byte_count
