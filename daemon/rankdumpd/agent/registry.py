@@ -26,6 +26,7 @@ from rankdump.wire.convert import session_request_to_wire
 from rankdump.wire.views import view_to_wire
 from rankdumpd import faults
 from rankdumpd.agent import vet
+from rankdumpd.agent.givenup import GivenUp
 from rankdumpd.agent.ledger import Ledger
 from rankdumpd.agent.lobby import Lobby
 from rankdumpd.agent.sessions import Listener, Session
@@ -67,8 +68,7 @@ class Registry:
         self._meters = meters
         self._lock = threading.RLock()
         self._sessions: dict[str, Session] = {}
-        self._given_up: dict[str, str] = {}
-        """By session, why it is."""
+        self._given_up = GivenUp()
         self._draining = False
 
     def recover(self) -> list[Session]:
@@ -91,16 +91,14 @@ class Registry:
 
     def give_up(self, session_id: str, error: Exception) -> None:
         """Refuse a session's rank from now on: what the ledger has of it is not to be used."""
-        said = f"session {session_id!r} cannot be taken up again: {error}"
-        _log.error(said, extra={"session": session_id})
         with self._lock:
             self._sessions.pop(session_id, None)
-            self._given_up[session_id] = said
+            self._given_up.add(session_id, error)
 
     def findings(self) -> list[str]:
         """Return which sessions were given up, a sentence each."""
         with self._lock:
-            return [f"{said}; its rank is refused" for said in self._given_up.values()]
+            return self._given_up.findings()
 
     def open(self, request: SessionRequest) -> SessionGrant:
         """Let a rank in or back in; RefusedError and UnavailableError say why not."""
@@ -167,8 +165,7 @@ class Registry:
             self._draining = True
 
     def _find(self, session_id: str) -> Session | None:
-        if session_id in self._given_up:
-            raise RefusedError(f"{self._given_up[session_id]}; one that begins anew is let in")
+        self._given_up.check(session_id)
         return self._sessions.get(session_id) or self._remembered(session_id)
 
     def _remembered(self, session_id: str) -> Session | None:
