@@ -170,6 +170,35 @@ def test_a_wrong_role_is_told_so(authority: Authority, running: Served, shows, c
     )
 
 
+def test_a_revoked_certificate_is_told_so(
+    authority: Authority, running: Served, shows, capsys, tmp_path: Path, caplog
+):
+    """To people in one line, to a rank once: it is no matter of reaching anybody."""
+    for name in ("operator", "rank"):
+        digits = fingerprint_of(Path(authority.credentials(name).certificate).read_bytes())
+        with Path(running.settings.revoked).open("a") as listed:
+            listed.write(f"{digits} # {name}\n")
+    shows(authority.credentials("operator"))
+    assert answer(["status", "--agent", running.address]) == 1
+    said = capsys.readouterr().err
+    expected = f"rankdump: agent at {running.address}: the certificate of 'operator' is revoked\n"
+    assert said == expected
+    dump(running.address, tmp_path / "t", authority.credentials("rank"))
+    told = [r for r in caplog.records if r.name == "rankdump" and "is revoked" in r.message]
+    assert len(told) == 1
+
+
+def test_a_server_in_the_clear_is_told_apart(authority: Authority, tmp_path: Path, shows):
+    """It answers, and what it says is no TLS."""
+    server = Server(ANYWHERE, ())
+    shows(authority.credentials("operator"))
+    try:
+        with pytest.raises(UnavailableError, match="it does not speak TLS, or is not rankdumpd"):
+            ask.agent_status(server.start())
+    finally:
+        server.stop(0)
+
+
 def test_people_may_not_pose_as_ranks_or_agents(authority: Authority, running: Served, tmp_path):
     with connect(running.address, authority.credentials("operator")) as channel:
         with pytest.raises(grpc.RpcError) as caught:
@@ -476,8 +505,12 @@ def test_a_process_opens_its_audit_once(make_daemon, tmp_path: Path):
     daemon = make_daemon(RANKDUMPD_LOG__AUDIT=str(path), RANKDUMPD_METRICS__LISTEN=ANYWHERE)
     ask.agent_status(daemon.address)
     wait_until(lambda: path.stat().st_size > 0)
-    opened = [each.readlink() for each in Path(f"/proc/{daemon.process.pid}/fd").iterdir()]
-    assert opened.count(path) == 1
+    opened = 0
+    for each in Path(f"/proc/{daemon.process.pid}/fd").iterdir():
+        # Others may be closed in this moment.
+        with contextlib.suppress(FileNotFoundError):
+            opened += each.readlink() == path
+    assert opened == 1
 
 
 def test_an_audit_file_that_cannot_be(short_dir: Path):
