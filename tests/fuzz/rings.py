@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from fuzz.pieces import chosen, file_of
+from fuzz.pieces import chosen
 from fuzz.streams import MOST_RECORD_BYTES, PLANS, REQUEST, settle, slab_of, told
 
 from rankdump.contract.errors import RankdumpError
@@ -18,7 +20,7 @@ from rankdumpd.agent.intake import Intake
 from rankdumpd.agent.policy import Policy, Room
 from rankdumpd.agent.ring import Ring
 from rankdumpd.agent.sessions import Session
-from rankdumpd.agent.slabs.file import find_slab
+from rankdumpd.agent.slabs.file import Slab
 from rankdumpd.agent.tries import Tries
 from rankdumpd.agent.values import Parcel
 
@@ -77,6 +79,13 @@ def _read(rooms: _Rooms, read: Callable[[], None]) -> None:
         rooms.settle()
 
 
+def _file_of(content: memoryview) -> Slab:
+    """Return a slab in a file of memory, which costs no disk."""
+    descriptor = os.memfd_create("rankdump-fuzz")
+    os.pwrite(descriptor, content, 0)
+    return Slab(Path("ring.slab"), descriptor)
+
+
 def rings(data: bytes) -> None:
     """A slab that holds anything, and bells that announce anything; then its rank is gone.
 
@@ -85,9 +94,7 @@ def rings(data: bytes) -> None:
     which, rest = chosen(data, len(PLANS))
     count, rest = chosen(rest, _MOST_BELLS + 1)
     bells = [int.from_bytes(rest[at : at + 8], "little") for at in range(0, 8 * count, 8)]
-    content = bytes(slab_of(rest[8 * count :]))
-    slab = find_slab(file_of(content, "ring.slab"))
-    assert slab is not None
+    slab = _file_of(slab_of(rest[8 * count :]))
     rooms = _Rooms(PLANS[which])
     ring = Ring(slab, rooms.intake, acknowledged=0, trouble=rooms.session.trouble)
     rooms.session.attach(ring)
