@@ -30,7 +30,7 @@ from rankdumpd.agent.ledger import Ledger
 from rankdumpd.agent.receive import declaration_again
 from rankdumpd.agent.registry import Registry
 from rankdumpd.agent.usage import Usage
-from rankdumpd.agent.values import Declared, Fate, Judged, Outcome, Ticket, dropped
+from rankdumpd.agent.values import Declared, Fate, Judged, Outcome, Retiring, Ticket, dropped
 from rankdumpd.coordinator.gather import Gather
 from rankdumpd.coordinator.kept import (
     AgentRow,
@@ -145,6 +145,8 @@ def _fill(ledger: Ledger, session_id: str) -> None:
         Outcome(Ticket(session_id, 2), samples.HEAD, Fate.STORED, path="a.npy", bytes_stored=9),
     ]
     ledger.commit(outcomes, judged, declared, {session_id: 10}, synced=False)
+    about = {"job": "job", "why": "age"}
+    ledger.retention.begin([Retiring(session_id, 1, 9, samples.STAMP, about)])
 
 
 def sessions(data: bytes) -> None:
@@ -154,6 +156,7 @@ def sessions(data: bytes) -> None:
         retention, usage = ledger.retention, Usage()
         usage.restore(retention.taken(), retention.counts())
         assert all(isinstance(job_id, str) for job_id, *_ in usage.jobs())
+        retention.unfinished()
         registry = Registry(
             ledger,
             max_record_bytes=1,

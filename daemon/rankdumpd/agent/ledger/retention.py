@@ -200,6 +200,6 @@ def _about(text: str) -> dict[str, Any]:
     """Return the particulars of a removal; of a row that is damaged there are none."""
     try:
         found: object = json.loads(text)
-    except ValueError:
+    except (ValueError, TypeError, RecursionError):
         found = None
     return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
