@@ -52,6 +52,11 @@ class Caller:
         """Whether the file system or this host let it in."""
         return not self.fingerprint
 
+    @property
+    def known(self) -> bool:
+        """Whether a certificate that is believed says who it is."""
+        return self.fingerprint not in ("", _NONE)
+
     def fields(self) -> dict[str, object]:
         """Return what is written down of it."""
         if self.local:
@@ -65,6 +70,12 @@ class Caller:
 
 
 LOCAL = Caller("local", frozenset(ROLES))
+_NONE = "none"
+
+
+def stranger(peer: str) -> Caller:
+    """Return a caller over TLS who shows no certificate that is believed."""
+    return Caller("", frozenset(), _NONE, peer)
 
 
 def roles_in(uris: Iterable[str]) -> frozenset[str]:

@@ -17,9 +17,11 @@ from rankdump.wire import views
 from rankdump.wire.channel import is_loopback
 from rankdump.wire.v1 import metrics_pb2, metrics_pb2_grpc
 from rankdumpd import lifecycle
+from rankdumpd.audit import Audit
 from rankdumpd.meters import Meters
 from rankdumpd.metric_names import joined
 from rankdumpd.page import PATH, Guard, PageServer, registry_of
+from rankdumpd.refusals import Refusals
 from rankdumpd.settings import Settings, TlsSettings
 
 Source = Callable[[], Sequence[MetricSample]]
@@ -80,7 +82,15 @@ class Endpoint(lifecycle.Room):
     with a role that may read; the last room to stop.
     """
 
-    def __init__(self, address: str, metrics: Metrics, tls: TlsSettings) -> None:
+    def __init__(
+        self,
+        address: str,
+        metrics: Metrics,
+        tls: TlsSettings,
+        *,
+        meters: Meters | None = None,
+        audit: Audit | None = None,
+    ) -> None:
         """ConfigError when anybody could read it, or certificates cannot be read."""
         host, _, port = address.rpartition(":")
         host = host.removeprefix("[").removesuffix("]")
@@ -90,6 +100,7 @@ class Endpoint(lifecycle.Room):
         self._host, self._port = host, int(port)
         self._guard = Guard(tls) if tls.on else None
         self._metrics = metrics
+        self._refusals = Refusals(meters or Meters(), audit)
         self._server: PageServer | None = None
         self._thread: threading.Thread | None = None
 
@@ -103,7 +114,8 @@ class Endpoint(lifecycle.Room):
         """Listen; ConfigError when the port is taken."""
         registry = registry_of(self._samples)
         try:
-            self._server = PageServer((self._host, self._port), registry, self._guard)
+            place = (self._host, self._port)
+            self._server = PageServer(place, registry, self._guard, self._refusals)
         except OSError as error:
             allowed = f"an address that is free ({error.strerror})"
             raise ConfigError("settings", "metrics.listen", self.address, allowed) from None
@@ -135,9 +147,11 @@ class Endpoint(lifecycle.Room):
 
 
 def measured(
-    settings: Settings, meters: Meters, *halves: Half
+    settings: Settings, meters: Meters, *halves: Half, audit: Audit | None = None
 ) -> tuple[Metrics, tuple[Endpoint, ...]]:
     """Return what a process says of itself, and the page with it where one is wished for."""
     metrics = Metrics((meters.samples, *(half.samples for half in halves)))
     listen = settings.metrics.listen
-    return metrics, (Endpoint(listen, metrics, settings.tls),) if listen else ()
+    if not listen:
+        return metrics, ()
+    return metrics, (Endpoint(listen, metrics, settings.tls, meters=meters, audit=audit),)

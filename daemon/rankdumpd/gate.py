@@ -82,8 +82,6 @@ class Gate(grpc.ServerInterceptor):
         if self._thread:
             self._thread.join()
             self._thread = None
-        if self._audit:
-            self._audit.close()
 
     def look(self) -> None:
         """End the open streams of certificates that are revoked by now."""

@@ -18,6 +18,10 @@ MOST_OPEN = 64
 """Roots or jobs that have a sample of their own."""
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 """Upper bounds of the buckets of durations."""
+PAGE_REFUSALS = ("busy", "certificate", "malformed", "method", "path", "role")
+"""Why the page is refused: no place, no certificate that is believed, no request, another method
+than GET, another path, a certificate that may not read or is revoked.
+"""
 
 Key = tuple[str, tuple[tuple[str, str], ...]]
 """Name and labels of a sample; labels in the order of their names."""
@@ -120,6 +124,9 @@ _OF_COORDINATORS = {
 }
 _OF_PROCESSES = {
     "refused_calls_total": _counter("Calls that ended with an error, by its code.", code=()),
+    "refused_page_requests_total": _counter(
+        "Requests of the page of metrics that were refused.", reason=PAGE_REFUSALS
+    ),
     "build_info": Metric(Kind.INFO, "What runs.", {"version": ()}, Joined.MOST),
     "start_time_seconds": _gauge("When the process began, since the epoch.", Joined.LEAST),
     "tls_not_after_timestamp_seconds": _gauge(

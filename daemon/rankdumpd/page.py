@@ -19,8 +19,9 @@ from prometheus_client.registry import Collector
 
 from rankdump.contract.errors import ConfigError
 from rankdump.contract.room import MetricSample
-from rankdumpd.callers import Caller, refusal, roles_in
+from rankdumpd.callers import LOCAL, Caller, refusal, roles_in, stranger
 from rankdumpd.metric_names import METRICS, Kind, metric_of
+from rankdumpd.refusals import Refusals
 from rankdumpd.settings import TlsSettings
 from rankdumpd.tls import Certificates, Revoked, fingerprint_of
 
@@ -71,10 +72,10 @@ class Guard:
                     _log.warning("the page shows the certificate it had: %s", error)
             return self._context
 
-    def refusal(self, connection: ssl.SSLSocket, peer: str) -> str:
+    def refusal(self, caller: Caller) -> str:
         """Return why the page is not for who has connected; empty when it is."""
         listed = self._revoked.listed() if self._revoked else frozenset[str]()
-        return refusal(METHOD, _caller(connection, peer), revoked=listed)
+        return refusal(METHOD, caller, revoked=listed)
 
     def _made(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -91,10 +92,14 @@ class PageServer(http.server.ThreadingHTTPServer):
     block_on_close = False
 
     def __init__(
-        self, address: tuple[str, int], registry: CollectorRegistry, guard: Guard | None
+        self,
+        address: tuple[str, int],
+        registry: CollectorRegistry,
+        guard: Guard | None,
+        refusals: Refusals,
     ) -> None:
         """Listen; OSError when it cannot."""
-        self.registry, self.guard = registry, guard
+        self.registry, self.guard, self.refusals = registry, guard, refusals
         self._places = threading.BoundedSemaphore(_MOST_AT_ONCE)
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         super().__init__(address, _Handler)
@@ -108,7 +113,11 @@ class PageServer(http.server.ThreadingHTTPServer):
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
         """Turn away those for whom there is no place."""
-        return self._places.acquire(blocking=False)
+        placed = self._places.acquire(blocking=False)
+        if not placed:
+            # Not written down: all others wait for this thread.
+            self.refusals.count("busy")
+        return placed
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Serve one connection, then free its place."""
@@ -123,8 +132,19 @@ class PageServer(http.server.ThreadingHTTPServer):
         if self.guard is None:
             super().finish_request(request, client_address)
             return
-        with self.guard.context().wrap_socket(request, server_side=True) as secured:
+        with self._secured(request, self.guard, _peer_of(client_address)) as secured:
             super().finish_request(secured, client_address)
+
+    def _secured(self, request: Any, guard: Guard, peer: str) -> ssl.SSLSocket:
+        try:
+            return guard.context().wrap_socket(request, server_side=True)
+        except ssl.SSLEOFError:
+            # Gone before it was asked anything.
+            raise
+        except ssl.SSLError as error:
+            why = f"a handshake failed: {(error.reason or str(error)).lower().replace('_', ' ')}"
+            self.refusals.add("certificate", stranger(peer), "", why)
+            raise
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Say little of what others do wrong."""
@@ -140,20 +160,38 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         server = self.server
         assert isinstance(server, PageServer)
         if self.path.partition("?")[0] != PATH:
-            self._answer(HTTPStatus.NOT_FOUND, "text/plain", f"metrics are at {PATH}\n".encode())
+            self._refuse(HTTPStatus.NOT_FOUND, "path", f"metrics are at {PATH}")
             return
-        if server.guard:
-            assert isinstance(self.connection, ssl.SSLSocket)
-            why = server.guard.refusal(self.connection, self.address_string())
-            if why:
-                self._answer(HTTPStatus.FORBIDDEN, "text/plain", f"{why}\n".encode())
-                return
+        why = server.guard.refusal(self._caller()) if server.guard else ""
+        if why:
+            self._refuse(HTTPStatus.FORBIDDEN, "role", why)
+            return
         encode, content_type = choose_encoder(self.headers.get("Accept", ""))
         self._answer(HTTPStatus.OK, content_type, encode(server.registry))
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - as the base class
         """Say nothing of what happens four times a minute."""
         _log.debug(format, *args)
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Answer what is no request, or none for a page; the base class finds that out."""
+        other_method = code == HTTPStatus.NOT_IMPLEMENTED
+        reason = "method" if other_method else "malformed"
+        self._note(reason, message or HTTPStatus(code).phrase)
+        super().send_error(code, message, explain)
+
+    def _refuse(self, status: HTTPStatus, reason: str, why: str) -> None:
+        self._note(reason, why)
+        self._answer(status, "text/plain", f"{why}\n".encode())
+
+    def _note(self, reason: str, why: str) -> None:
+        assert isinstance(self.server, PageServer)
+        self.server.refusals.add(reason, self._caller(), self.requestline, why)
+
+    def _caller(self) -> Caller:
+        if not isinstance(self.connection, ssl.SSLSocket):
+            return LOCAL
+        return _caller(self.connection, _peer_of(self.client_address))
 
     def _answer(self, status: HTTPStatus, content_type: str, body: bytes) -> None:
         self.send_response(status)
@@ -189,11 +227,17 @@ def _family(name: str) -> Family:
     return Family(bare, metric.text, metric.kind.value)
 
 
+def _peer_of(address: Any) -> str:
+    """Return an address as gRPC writes that of a caller."""
+    host, port = address[:2]
+    return f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"
+
+
 def _caller(connection: ssl.SSLSocket, peer: str) -> Caller:
     """Return who has connected, by the certificate that was believed in the handshake."""
     der, shown = connection.getpeercert(binary_form=True), connection.getpeercert()
     if not der or not shown:
-        return Caller("", frozenset(), "none", peer)
+        return stranger(peer)
     fields: Any = shown
     uris = [value for kind, value in fields.get("subjectAltName", ()) if kind == "URI"]
     names = [v for part in fields.get("subject", ()) for k, v in part if k == "commonName"]

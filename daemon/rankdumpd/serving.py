@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from rankdump.contract import roots
@@ -30,14 +32,21 @@ from rankdumpd.settings import AgentSettings, Settings
 from rankdumpd.tls import Certificates, Revoked, nobody
 
 
-def _agent(settings: Settings, meters: Meters) -> Agent | Front:
+def _audited(settings: Settings) -> AbstractContextManager[Audit | None]:
+    """Return the one file in which a process writes down what was done, until it ends."""
+    if not settings.log.audit:
+        return contextlib.nullcontext()
+    return contextlib.closing(Audit(Path(settings.log.audit)))
+
+
+def _agent(settings: Settings, meters: Meters, audit: Audit | None) -> Agent | Front:
     machine.give_way(settings.agent.nice)
     if settings.agent.workers > 1:
         return Front(settings, os.environ, meters=meters)
     bring_home_alone(settings.agent)
     tls = settings.tls
     own = Credentials(tls.ca, tls.certificate, tls.key)
-    told = Audit(Path(settings.log.audit)).add if settings.log.audit else nothing_told
+    told = audit.add if audit else nothing_told
     return Agent(settings.agent, own, told=told, meters=meters)
 
 
@@ -46,12 +55,12 @@ def _door(
     address: str,
     services: Sequence[Service],
     meters: Meters,
+    audit: Audit | None,
     *,
     below_front: bool = False,
 ) -> Server:
     """Return the server of a process, with what protects it."""
     tls = settings.tls
-    audit = Audit(Path(settings.log.audit)) if settings.log.audit else None
     shown = revoked = gate = None
     if tls.on and not socket_path(address):
         told = audit.reloaded if audit else nobody
@@ -100,37 +109,43 @@ def serve_agent(settings: Settings, reread: Reread, leash: Leash | None) -> int:
 
     settings = moved(settings)
     meters = Meters()
-    agent = _agent(settings, meters)
-    metrics, page = measured(settings, meters, agent)
-    services = (agent, metrics)
-    server = _door(settings, settings.agent.listen, services, meters, below_front=bool(leash))
-    door = activation.Relay(listener, server) if listener else server
-    rooms = (agent, *ingest, *page)
-    return lifecycle.run(
-        rooms,
-        door,
-        settings=settings,
-        reread=lambda environ: moved(reread(environ)),
-        leash=leash,
-    )
+    with _audited(settings) as audit:
+        agent = _agent(settings, meters, audit)
+        metrics, page = measured(settings, meters, agent, audit=audit)
+        services = (agent, metrics)
+        listen = settings.agent.listen
+        server = _door(settings, listen, services, meters, audit, below_front=bool(leash))
+        door = activation.Relay(listener, server) if listener else server
+        rooms = (agent, *ingest, *page)
+        return lifecycle.run(
+            rooms,
+            door,
+            settings=settings,
+            reread=lambda environ: moved(reread(environ)),
+            leash=leash,
+        )
 
 
 def serve_coordinator(settings: Settings, reread: Reread) -> int:
     """Be a coordinator until a signal; return the exit status."""
     meters = Meters()
-    coordinator = Coordinator(settings.coordinator, meters=meters)
-    metrics, page = measured(settings, meters, coordinator)
-    server = _door(settings, settings.coordinator.listen, (coordinator, metrics), meters)
-    return lifecycle.run((coordinator, *page), server, settings=settings, reread=reread)
+    with _audited(settings) as audit:
+        coordinator = Coordinator(settings.coordinator, meters=meters)
+        metrics, page = measured(settings, meters, coordinator, audit=audit)
+        services = (coordinator, metrics)
+        server = _door(settings, settings.coordinator.listen, services, meters, audit)
+        return lifecycle.run((coordinator, *page), server, settings=settings, reread=reread)
 
 
 def serve_both(settings: Settings, reread: Reread, *, ends_with_job: bool) -> int:
     """Be both on one address until a signal; return the exit status."""
     ingest = _ingest(settings.agent)
     meters = Meters()
-    agent = _agent(settings, meters)
-    coordinator = Coordinator(settings.coordinator, ends_with_job=ends_with_job, meters=meters)
-    metrics, page = measured(settings, meters, agent, coordinator)
-    server = _door(settings, settings.agent.listen, (agent, coordinator, metrics), meters)
-    rooms = (agent, *ingest, coordinator, *page)
-    return lifecycle.run(rooms, server, settings=settings, reread=reread)
+    with _audited(settings) as audit:
+        agent = _agent(settings, meters, audit)
+        coordinator = Coordinator(settings.coordinator, ends_with_job=ends_with_job, meters=meters)
+        metrics, page = measured(settings, meters, agent, coordinator, audit=audit)
+        services = (agent, coordinator, metrics)
+        server = _door(settings, settings.agent.listen, services, meters, audit)
+        rooms = (agent, *ingest, coordinator, *page)
+        return lifecycle.run(rooms, server, settings=settings, reread=reread)

@@ -7,6 +7,7 @@ put into the corpus with what mends it; the run goes on.
 from __future__ import annotations
 
 import hashlib
+import logging
 import resource
 import sys
 import traceback
@@ -48,6 +49,8 @@ class _Finds:
 
 def main(name: str, seconds: int) -> None:
     """Fuzz until it breaks, or so long."""
+    # What is refused is said, and here by thousands.
+    logging.disable()
     work = Path("build/fuzz") / name
     (work / "corpus").mkdir(parents=True, exist_ok=True)
     taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()

@@ -5,10 +5,11 @@ A fuzzer starts from these; what it found is kept beside them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import struct
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from fuzz import samples
+from fuzz import damaged, samples
 from fuzz.pieces import joined
 from fuzz.seeds_of_files import FILES
 from fuzz.streams import PLANS, RING_BYTES
@@ -17,7 +18,14 @@ from xxhash import xxh3_128_digest
 
 from rankdump.contract.figure_rows import FigureRows
 from rankdump.contract.plan_json import plan_to_json
-from rankdump.contract.slab import RING_OFFSET, format_slab, slab_bytes
+from rankdump.contract.slab import (
+    ENTRY_MAGIC,
+    RING_OFFSET,
+    State,
+    aligned,
+    format_slab,
+    slab_bytes,
+)
 from rankdump.contract.slab_writer import SlabWriter
 from rankdump.wire import views
 from rankdump.wire.convert import (
@@ -36,6 +44,10 @@ def main() -> None:
         "requests": [*_requests()],
         "frames": [bytes([which]) + joined([*_frames()]) for which in range(len(PLANS))],
         "slabs": [b"\0" + _slab()],
+        "old_slabs": [b"\0" + _old_slab()],
+        "rings": [*_rings()],
+        "sessions": [*_changes(damaged.ledger_base()[1].columns)],
+        "states": [*_changes(damaged.state_base()[1].columns)],
         "ledger": [*_kept()],
         "reports": [joined([_report(1), _report(2)])],
         "answers": [*_answers()],
@@ -83,6 +95,37 @@ def _slab() -> bytes:
     end = RING_OFFSET + writer.written
     written = writer.written.to_bytes(8, "little")
     return bytes(8) + written + bytes(memory[RING_OFFSET:end])
+
+
+def _old_slab() -> bytes:
+    ring, data = b"", samples.VALUES.tobytes()
+    for sequence in range(1, 4):
+        frame = agent_pb2.Frame(sequence=sequence).SerializeToString() + record_body(samples.HEAD)
+        state = State.ABANDONED if sequence == 2 else State.COMMITTED
+        head = struct.pack("<IIQQQ", ENTRY_MAGIC, state, len(ring), len(frame), len(data))
+        for part in (head + frame, data):
+            ring += part.ljust(aligned(len(part)), b"\0")
+    return bytes(8) + len(ring).to_bytes(8, "little") + ring
+
+
+def _rings() -> Iterator[bytes]:
+    slab = _slab()
+    written = slab[8:16]
+    bells = ((), (written,), ((64).to_bytes(8, "little"), written, bytes(8)))
+    for which, rung in enumerate(bells):
+        yield bytes([which, len(rung)]) + b"".join(rung) + slab
+
+
+def _changes(columns: Sequence[tuple[str, str]]) -> Iterator[bytes]:
+    """Yield a text, bytes and a number in the place of each column's value; some in one input."""
+    texts = (b"{}", b"[]", b"null", b'{"rank": "x"}', b"\xff")
+    for at in range(0, len(columns), 8):
+        places = range(at, min(at + 8, len(columns)))
+        yield joined([bytes([place, 0]) + texts[place % len(texts)] for place in places])
+    for kind, value in ((1, b"\xff"), (2, b"\xff" * 8), (3, b"\7"), (4, b"")):
+        for table in dict.fromkeys(table for table, _ in columns):
+            last = max(at for at, (name, _) in enumerate(columns) if name == table)
+            yield joined([bytes([last, kind]) + value])
 
 
 def _kept() -> Iterator[bytes]:

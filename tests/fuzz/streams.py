@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Iterable
+
 from fuzz.pieces import chosen, pieces
 from google.protobuf.message import DecodeError
 
@@ -15,6 +18,7 @@ from rankdump.contract.selection import YES, Verdict
 from rankdump.contract.slab import (
     RELEASED_AT,
     RING_OFFSET,
+    VERSION,
     WRITTEN_AT,
     Memory,
     format_slab,
@@ -37,14 +41,16 @@ from rankdumpd.agent.sessions import Session
 from rankdumpd.agent.values import Declared, Judged, Outcome, Parcel, dropped
 
 SESSION = "session-1"
+_VERSION_AT = 8
+"""Where in a slab its version stands."""
 RING_BYTES = 1 << 16
-_MOST_RECORD_BYTES = 16 << 20
+MOST_RECORD_BYTES = 16 << 20
 PLANS = (
     DumpPlan(Output("/trees/a", "Net")),
     DumpPlan(Output("/trees/a"), content=Content(saved="statistic", statistics=("max", "min"))),
     DumpPlan(Output("/trees/a"), content=Content(saved="full", statistics=("max",))),
 )
-_REQUEST = SessionRequest(
+REQUEST = SessionRequest(
     session_id=SESSION,
     job_id="job",
     rank=0,
@@ -63,7 +69,7 @@ class _Agent:
     """A session that settles what its stream completes at once, as the rooms behind it would."""
 
     def __init__(self, plan: DumpPlan) -> None:
-        self.session = Session(_REQUEST, plan)
+        self.session = Session(REQUEST, plan)
         self._settled: set[int] = set()
         self._assembler = self._connected()
 
@@ -93,9 +99,7 @@ class _Agent:
         cut = self._assembler.cut_off("torn")
         if cut is not None:
             self._settle(cut)
-        session = self.session
-        view = StatusView(sessions=(session.status(),), iterations=tuple(session.iterations()))
-        assert view_from_wire(view_to_wire(view)) == view
+        told(self.session)
 
     def _connected(self) -> Assembler:
         outlet = self.session.outlet
@@ -115,7 +119,13 @@ class _Agent:
         assert item.ticket.sequence not in self._settled
         self._settled.add(item.ticket.sequence)
         assert self.session.claim({item.ticket.sequence})
-        outcomes, judged, declared = list[Outcome](), list[Judged](), list[Declared]()
+        settle(self.session, [item])
+
+
+def settle(session: Session, items: Iterable[Received | Judged]) -> None:
+    """Commit frames as the rooms behind a session would; what is due then takes effect."""
+    outcomes, judged, declared = list[Outcome](), list[Judged](), list[Declared]()
+    for item in items:
         if isinstance(item, Parcel):
             assert len(item.data) == item.head.byte_count
             outcomes.append(dropped(item.ticket, item.head, "write_error"))
@@ -127,27 +137,34 @@ class _Agent:
             judged.append(Judged(item.ticket, item.declaration, {}, item.raw))
         else:
             declared.append(item)
-        self.session.committed(outcomes, judged, declared)
-        while due := self.session.due.next(self.session.watermark):
-            self._apply(due)
+    session.committed(outcomes, judged, declared)
+    while due := session.due.next(session.watermark):
+        _apply(session, due)
 
-    def _apply(self, declared: Declared) -> None:
-        assert declaration_again(declared.raw, SESSION).ticket == declared.ticket
-        declaration, session = declared.declaration, self.session
-        if isinstance(declaration, IterationEnd):
-            session.end_iteration(declared, declaration)
-        elif isinstance(declaration, SessionEnd):
-            session.say_goodbye(declaration)
-        elif isinstance(declaration, EventColumns):
-            session.program.take(declaration)
-        elif isinstance(declaration, GraphPart):
-            graph = session.graphs.take(declared.ticket, declaration)
-            if graph:
-                drawings(graph, session.outlet.stand.profile)
+
+def _apply(session: Session, declared: Declared) -> None:
+    assert declaration_again(declared.raw, SESSION).ticket == declared.ticket
+    declaration = declared.declaration
+    if isinstance(declaration, IterationEnd):
+        session.end_iteration(declared, declaration)
+    elif isinstance(declaration, SessionEnd):
+        session.say_goodbye(declaration)
+    elif isinstance(declaration, EventColumns):
+        session.program.take(declaration)
+    elif isinstance(declaration, GraphPart):
+        graph = session.graphs.take(declared.ticket, declaration)
+        if graph:
+            drawings(graph, session.outlet.stand.profile)
+
+
+def told(session: Session) -> None:
+    """Tell how a session stands, as people are told."""
+    view = StatusView(sessions=(session.status(),), iterations=tuple(session.iterations()))
+    assert view_from_wire(view_to_wire(view)) == view
 
 
 def _admit(head: RecordHead) -> Verdict:
-    large = head.byte_count > _MOST_RECORD_BYTES
+    large = head.byte_count > MOST_RECORD_BYTES
     return Verdict(False, "record_too_large") if large else YES
 
 
@@ -160,21 +177,34 @@ def frames(data: bytes) -> None:
     agent.end()
 
 
-def slabs(data: bytes) -> None:
-    """A ring that holds anything: what its reader finds goes in as frames with data beside them.
-
-    The input is `released`, `written`, and the ring from there on.
-    """
-    which, rest = chosen(data, len(PLANS))
+def slab_of(data: bytes, *, version: int = VERSION) -> memoryview:
+    """Return a slab by `released`, `written`, and its ring from there on."""
     memory = memoryview(bytearray(slab_bytes(RING_BYTES)))
     format_slab(memory)
+    struct.pack_into("<Q", memory, _VERSION_AT, version)
     store = Memory(memory)
-    released = int.from_bytes(rest[:8], "little")
+    released = int.from_bytes(data[:8], "little")
     store.put_number(RELEASED_AT, released)
-    store.put_number(WRITTEN_AT, int.from_bytes(rest[8:16], "little"))
+    store.put_number(WRITTEN_AT, int.from_bytes(data[8:16], "little"))
     begin = RING_OFFSET + released % RING_BYTES
-    ring = rest[16 : 16 + len(memory) - begin]
+    ring = data[16 : 16 + len(memory) - begin]
     memory[begin : begin + len(ring)] = ring
+    return memory
+
+
+def slabs(data: bytes) -> None:
+    """A ring that holds anything: what its reader finds goes in as frames with data beside them."""
+    _read(data, VERSION)
+
+
+def old_slabs(data: bytes) -> None:
+    """The same in a slab of version 1, without seals: what an earlier library left is read."""
+    _read(data, 1)
+
+
+def _read(data: bytes, version: int) -> None:
+    which, rest = chosen(data, len(PLANS))
+    store = Memory(slab_of(rest, version=version))
     agent, reader = _Agent(PLANS[which]), SlabReader(store)
     try:
         for entry in reader.entries():

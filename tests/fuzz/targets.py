@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from fuzz import answers, files, naming, plans, streams, tables
+from fuzz import answers, damaged, files, naming, plans, rings, streams, tables
 
 from rankdump.contract.errors import RankdumpError
 
@@ -21,7 +21,11 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
         streams.requests,
         streams.frames,
         streams.slabs,
+        streams.old_slabs,
+        rings.rings,
         streams.ledger,
+        damaged.sessions,
+        damaged.states,
         answers.reports,
         answers.answers,
         plans.plans,

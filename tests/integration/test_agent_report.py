@@ -290,6 +290,23 @@ def test_only_the_refused_item_is_given_up(agent, coordinator, caplog):
     coordinator.wait(lambda: coordinator.reports[-1].lost_events == 10 or agent.take() is None)
 
 
+@pytest.mark.parametrize("body", [b"\xff", b"text"])
+def test_only_the_damaged_item_is_given_up(agent, coordinator, caplog, body):
+    """A frame that a disk damaged holds up nobody: all others arrive, and it is counted."""
+    agent.take(*(events(10 * n, 10) for n in range(30)))
+    agent.take(IterationEnd(0, 0))
+    with agent.ledger._transaction() as base:
+        base.execute("UPDATE declarations SET body = ? WHERE sequence = 18", (body,))
+    with caplog.at_level(logging.WARNING):
+        coordinator.start()
+        assert agent.reporter.flush(WAIT_S) == 0
+    assert coordinator.positions("s") == [n for n in range(300) if not 170 <= n < 180]
+    assert agent.reporter.findings() == ["10 events never reached the coordinator"]
+    said = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
+    assert 1 <= len(said) <= 2
+    assert all("of the log cannot be read" in each for each in said)
+
+
 def test_a_break_loses_nothing(agent, coordinator):
     """A connection that breaks again and again costs repetitions, and no event."""
     breaks = iter([True, False, True, False, False, True] + [False] * 10_000)

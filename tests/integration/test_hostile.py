@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
@@ -21,6 +22,8 @@ WARM = 2_000
 _AGENT = "/rankdump.wire.v1.AgentService/"
 _REPORT = "/rankdump.wire.v1.CoordinatorService/Report"
 _ON_A_STREAM = 10
+_AT_ONCE = 8
+"""Attackers: one alone would wait for answers most of the time."""
 ARRAY = np.arange(600, dtype=np.float32)
 
 
@@ -56,23 +59,28 @@ def bodies(frames) -> list[bytes]:
     return [each.SerializeToString() for each in (*batches, *bells)]
 
 
-def opening(root: str) -> bytes:
+def opening(root: str, rank: int) -> bytes:
     plan = plan_to_json(DumpPlan(Output(root=root)))
     request = agent_pb2.OpenSessionRequest(
-        job_id="hostile", session_id="a" * 32, rank=0, world_size=1, host="here", pid=1,
+        job_id="hostile", session_id=session_of(rank), rank=rank, world_size=_AT_ONCE,
+        host="here", pid=1,
         framework="none", device_target="CPU", plan_json=plan, config_source=b"{}",
         secret=b"s" * 32,
     )  # fmt: skip
     return request.SerializeToString()
 
 
-def report(root: str) -> bytes:
+def session_of(rank: int) -> str:
+    return f"{rank:032}"
+
+
+def report(root: str, number: int) -> bytes:
     session = status_pb2.SessionStatus(
         job_id="h", session_id="s", world_size=1, state=status_pb2.SESSION_STATE_OPEN
     )
     balance = status_pb2.IterationStatus(job_id="h", session_id="s", expected=1, stored=1)
     request = coordinator_pb2.ReportRequest(
-        agent_id="agent", sequence=1, sessions=[session], iterations=[balance],
+        agent_id=f"agent{number}", sequence=1, sessions=[session], iterations=[balance],
         roots={"h": root}, texts=coordinator_pb2.Texts(first=1, texts=["a"]),
     )  # fmt: skip
     return request.SerializeToString()
@@ -81,19 +89,17 @@ def report(root: str) -> bytes:
 class Attacker:
     """Sends mutations of honest messages, as bytes: no library of ours checks them first."""
 
-    def __init__(self, address: str, root: str, frames) -> None:
-        self._random = random.Random(SEED)
-        self._channel = grpc.insecure_channel(address)
-        self._opening, self._report, self._bodies = opening(root), report(root), bodies(frames)
+    def __init__(self, channel: grpc.Channel, root: str, frames, number: int) -> None:
+        self._random = random.Random(SEED + number)
+        self._channel, self._session_id = channel, session_of(number)
+        self._opening, self._report = opening(root, number), report(root, number)
+        self._bodies = bodies(frames)
         self._drain = agent_pb2.ControlRequest(drain=agent_pb2.Drain(timeout_ms=1))
         self.sent = 0
 
     def attack(self, until: int) -> None:
         while self.sent < until:
             self._random.choice([self._open, self._push, self._push, self._tell, self._control])()
-
-    def close(self) -> None:
-        self._channel.close()
 
     def _mutated(self, message: bytes) -> bytes:
         data = bytearray(message)
@@ -124,7 +130,7 @@ class Attacker:
         """Through a session that was opened as it should be: anybody can."""
         answer = self._call("OpenSession", self._opening)
         grant = agent_pb2.OpenSessionResponse.FromString(answer)
-        hello = agent_pb2.Hello(session_id="a" * 32, token=grant.token)
+        hello = agent_pb2.Hello(session_id=self._session_id, token=grant.token)
         first = agent_pb2.PushRequest(hello=hello).SerializeToString()
         some = [self._mutated(self._random.choice(self._bodies)) for _ in range(_ON_A_STREAM)]
         self._stream(f"{_AGENT}Push", [first, *some])
@@ -177,9 +183,15 @@ def attacked(
         RANKDUMPD_COORDINATOR__ROOTS=root,
         RANKDUMPD_AGENT__MAX_SESSIONS="64",
     )
-    attacker = Attacker(daemon.address, root, frames)
-    yield daemon, attacker.attack
-    attacker.close()
+    with grpc.insecure_channel(daemon.address) as channel, ThreadPoolExecutor(_AT_ONCE) as pool:
+        attackers = [Attacker(channel, root, frames, number) for number in range(_AT_ONCE)]
+
+        def attack(until: int) -> None:
+            share = -(-until // _AT_ONCE)
+            for done in [pool.submit(each.attack, share) for each in attackers]:
+                done.result()
+
+        yield daemon, attack
 
 
 @pytest.mark.timeout(300)

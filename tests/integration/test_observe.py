@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
+import socket
 import ssl
 import threading
 import urllib.error
@@ -20,6 +22,7 @@ from click.testing import CliRunner
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from suites.authorities import Authority
+from suites.slab_rooms import wait_until
 from suites.worker_host import WorkerHost, dump
 
 from rankdump.contract.errors import ConfigError
@@ -28,6 +31,7 @@ from rankdump.wire.channel import Credentials
 from rankdump.wire.v1 import metrics_pb2, metrics_pb2_grpc
 from rankdumpd.agent import registry
 from rankdumpd.agent.service import Agent
+from rankdumpd.audit import Audit
 from rankdumpd.coordinator.service import Coordinator
 from rankdumpd.endpoint import Endpoint, Metrics, measured
 from rankdumpd.main import main as rankdumpd
@@ -44,9 +48,12 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 class Page:
     """An endpoint that runs, and who reads it."""
 
-    def __init__(self, *sources, tls: TlsSettings | None = None) -> None:
-        self.tls = tls or TlsSettings()
-        self.endpoint = Endpoint(HERE, Metrics(sources), self.tls)
+    def __init__(
+        self, *sources, tls: TlsSettings | None = None, audit: Audit | None = None
+    ) -> None:
+        self.tls, self.meters = tls or TlsSettings(), Meters()
+        metrics = Metrics((*sources, self.meters.samples))
+        self.endpoint = Endpoint(HERE, metrics, self.tls, meters=self.meters, audit=audit)
         self.endpoint.start()
 
     def get(
@@ -66,8 +73,24 @@ class Page:
         with urllib.request.urlopen(asked, timeout=60, context=context) as answer:
             return answer.read().decode()
 
+    def connected(self) -> socket.socket:
+        host, _, port = self.endpoint.address.rpartition(":")
+        return socket.create_connection((host, int(port)), timeout=60)
+
+    def ask(self, request: bytes) -> bytes:
+        """Send anything in the clear; return the answer to its end, nothing where it was cut."""
+        with contextlib.suppress(ConnectionError), self.connected() as asking:
+            asking.sendall(request)
+            with asking.makefile("rb") as answer:
+                return answer.read()
+        return b""
+
     def samples(self) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
         return parsed(self.get())
+
+    def refused(self) -> dict[str, float]:
+        """Return how often it refused a request, by reason, of those that there were."""
+        return {s.labels["reason"]: s.value for s in self.meters.samples() if s.value}
 
 
 def parsed(text: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
@@ -194,6 +217,72 @@ def test_over_tls_for_readers_only(tmp_path: Path, page_of):
         page.get(reader)
     with refused.value as answer:
         assert "revoked" in answer.read().decode()
+
+
+def written(path: Path) -> list[tuple[str, str, str, str]]:
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    return [(each["what"], each["method"], each["who"], each["result"]) for each in lines]
+
+
+@pytest.mark.parametrize(
+    ("request_line", "status", "reason"),
+    [
+        ("GET /secret HTTP/1.0", b" 404 ", "path"),
+        ("POST /metrics HTTP/1.0", b" 501 ", "method"),
+        ("GET", b" 400 ", "malformed"),
+        ("GET /metrics HTTP/9.9", b" 505 ", "malformed"),
+    ],
+)
+def test_what_is_refused_is_counted_and_written_down(
+    tmp_path: Path, page_of, request_line: str, status: bytes, reason: str
+):
+    """In the clear all that is known of who asked is that it is here."""
+    audit = Audit(tmp_path / "audit")
+    page = page_of(audit=audit)
+    assert status in page.ask(f"{request_line}\r\n\r\n".encode())
+    assert page.refused() == {reason: 1}
+    assert written(tmp_path / "audit") == [("refused", request_line, "local", reason)]
+    name = "rankdump_refused_page_requests_total"
+    assert of(page.samples(), name, reason=reason) == 1
+    assert page.refused() == {reason: 1}
+    audit.close()
+
+
+def test_who_may_not_read_is_counted_and_written_down(tmp_path: Path, page_of):
+    """By name where a certificate is believed; else where it came from."""
+    authority = Authority(tmp_path / "ca")
+    audit = Audit(tmp_path / "audit")
+    page = page_of(tls=authority.server(), audit=audit)
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        page.get(authority.issue("k", "rank"))
+    refused.value.close()
+    with pytest.raises((ssl.SSLError, urllib.error.URLError, ConnectionError)):
+        page.get()
+    page.ask(b"GET /metrics HTTP/1.0\r\n\r\n")
+    wait_until(lambda: page.refused() == {"role": 1, "certificate": 2})
+    wait_until(lambda: len(written(tmp_path / "audit")) == 2)
+    assert written(tmp_path / "audit") == [
+        ("refused", "GET /metrics HTTP/1.1", "k", "role"),
+        ("refused", "", "", "certificate"),
+    ]
+    known, stranger = map(json.loads, (tmp_path / "audit").read_text().splitlines())
+    assert (known["roles"], stranger["roles"]) == (["rank"], [])
+    assert all(each["peer"].startswith("ipv4:127.0.0.1:") for each in (known, stranger))
+    # Who went away without a word was refused nothing.
+    page.connected().close()
+    page.get(authority.issue("r", "reader"))
+    assert page.refused() == {"role": 1, "certificate": 2}
+    audit.close()
+
+
+def test_who_finds_no_place_is_counted(page_of):
+    """Eight that say nothing: the ninth is turned away."""
+    page = page_of()
+    with contextlib.ExitStack() as stack:
+        for _ in range(8):
+            stack.enter_context(page.connected())
+        assert page.ask(b"GET /metrics HTTP/1.0\r\n\r\n") == b""
+        wait_until(lambda: page.refused() == {"busy": 1})
 
 
 def test_a_coordinator_has_its_own(tmp_path: Path, page_of):

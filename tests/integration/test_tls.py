@@ -63,15 +63,16 @@ class Served:
     def __init__(self, folder: Path, settings: TlsSettings, *services: Service) -> None:
         self.settings = settings
         self.audit = folder / "audit.jsonl"
-        audit = Audit(self.audit)
-        certificates = Certificates(settings, audit.reloaded)
-        revoked = Revoked(Path(settings.revoked), audit.reloaded)
-        self.gate = Gate(certificates=certificates, revoked=revoked, audit=audit)
+        self._written = Audit(self.audit)
+        certificates = Certificates(settings, self._written.reloaded)
+        revoked = Revoked(Path(settings.revoked), self._written.reloaded)
+        self.gate = Gate(certificates=certificates, revoked=revoked, audit=self._written)
         self._server = Server(ANYWHERE, services, tls=certificates, gate=self.gate)
         self.address = self._server.start()
 
     def stop(self) -> None:
         self._server.stop(0)
+        self._written.close()
 
     def lines(self) -> list[dict[str, object]]:
         return [json.loads(line) for line in self.audit.read_text().splitlines()]
@@ -167,6 +168,35 @@ def test_a_wrong_role_is_told_so(authority: Authority, running: Served, shows, c
         f"rankdump: agent at {running.address}: the certificate of 'rank' has the wrong role: "
         "AgentService/Status is for operator or reader, and its roles are: rank\n"
     )
+
+
+def test_a_revoked_certificate_is_told_so(
+    authority: Authority, running: Served, shows, capsys, tmp_path: Path, caplog
+):
+    """To people in one line, to a rank once: it is no matter of reaching anybody."""
+    for name in ("operator", "rank"):
+        digits = fingerprint_of(Path(authority.credentials(name).certificate).read_bytes())
+        with Path(running.settings.revoked).open("a") as listed:
+            listed.write(f"{digits} # {name}\n")
+    shows(authority.credentials("operator"))
+    assert answer(["status", "--agent", running.address]) == 1
+    said = capsys.readouterr().err
+    expected = f"rankdump: agent at {running.address}: the certificate of 'operator' is revoked\n"
+    assert said == expected
+    dump(running.address, tmp_path / "t", authority.credentials("rank"))
+    told = [r for r in caplog.records if r.name == "rankdump" and "is revoked" in r.message]
+    assert len(told) == 1
+
+
+def test_a_server_in_the_clear_is_told_apart(authority: Authority, tmp_path: Path, shows):
+    """It answers, and what it says is no TLS."""
+    server = Server(ANYWHERE, ())
+    shows(authority.credentials("operator"))
+    try:
+        with pytest.raises(UnavailableError, match="it does not speak TLS, or is not rankdumpd"):
+            ask.agent_status(server.start())
+    finally:
+        server.stop(0)
 
 
 def test_people_may_not_pose_as_ranks_or_agents(authority: Authority, running: Served, tmp_path):
@@ -448,8 +478,9 @@ def test_every_role_may_ask_for_health_and_what_there_is(authority: Authority, r
 def test_a_socket_is_written_down_as_local(short_dir: Path, tmp_path: Path):
     """Everything is allowed there, and all that is known of the caller is that it is here."""
     agent = Agent(AgentSettings(listen=f"unix:{short_dir}/a", state_dir=f"{short_dir}/state"))
-    audit = tmp_path / "audit"
-    server = Server(f"unix:{short_dir}/a", (agent,), gate=Gate(audit=Audit(audit)))
+    path = tmp_path / "audit"
+    audit = Audit(path)
+    server = Server(f"unix:{short_dir}/a", (agent,), gate=Gate(audit=audit))
     agent.start()
     try:
         address = server.start()
@@ -458,13 +489,28 @@ def test_a_socket_is_written_down_as_local(short_dir: Path, tmp_path: Path):
     finally:
         server.stop(0)
         agent.stop()
-    lines = [json.loads(line) for line in audit.read_text().splitlines()]
+        audit.close()
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [(line["what"], line["who"]) for line in lines] == [
         ("call", "local"),
         ("begin", "local"),
         ("end", "local"),
         ("call", "local"),
     ]
+
+
+def test_a_process_opens_its_audit_once(make_daemon, tmp_path: Path):
+    """The gate, the page and what removes iterations write through one."""
+    path = tmp_path / "audit"
+    daemon = make_daemon(RANKDUMPD_LOG__AUDIT=str(path), RANKDUMPD_METRICS__LISTEN=ANYWHERE)
+    ask.agent_status(daemon.address)
+    wait_until(lambda: path.stat().st_size > 0)
+    opened = 0
+    for each in Path(f"/proc/{daemon.process.pid}/fd").iterdir():
+        # Others may be closed in this moment.
+        with contextlib.suppress(FileNotFoundError):
+            opened += each.readlink() == path
+    assert opened == 1
 
 
 def test_an_audit_file_that_cannot_be(short_dir: Path):

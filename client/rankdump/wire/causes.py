@@ -15,6 +15,7 @@ from rankdump.wire.channel import WHERE, Credentials, is_socket
 # The words of gRPC, of releases from 1.62 to 1.85.
 _NEVER_MET = "failed to connect"
 _CLOSED = ("Socket closed", "Connection reset", "recvmsg", "Broken pipe")
+_OTHER_HOST = ("Hostname Verification", "is not in peer certificate")
 _VERIFY = re.compile(r"CERTIFICATE_VERIFY_FAILED:? ?([^:]*)")
 
 
@@ -43,9 +44,10 @@ def _with(text: str, last: str, credentials: Credentials) -> str:
         return own
     verdict = _VERIFY.search(text)
     if verdict:
-        said = verdict[1].strip() or "for no reason that is known"
-        return f"its certificate is not one that {credentials.ca} vouches for: {said}"
-    if "Hostname Verification" in text or "not match" in text:
+        said = verdict[1].strip()
+        whose = f"its certificate is not one that {credentials.ca} vouches for"
+        return f"{whose}: {said}" if said else whose
+    if any(words in text for words in _OTHER_HOST):
         return "its certificate is for another host than this address names"
     if "WRONG_VERSION_NUMBER" in text:
         return "it does not speak TLS, or is not rankdumpd"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
@@ -14,7 +15,10 @@ from rankdump.contract.plan import UNNAMED, DumpPlan
 from rankdump.contract.selection import YES, Verdict
 from rankdumpd.agent.policy import Room, room_reason
 
-_MOST_REMEMBERED = 1 << 14
+MOST_REMEMBERED_BYTES = 4 << 20
+"""Of one session: ten thousand names of the usual length, or fewer that are longer."""
+_ANSWER_BYTES = 192
+"""What an answer takes besides the texts that it is about."""
 _INPUT = Side.INPUT
 
 
@@ -34,6 +38,7 @@ class Admission:
         # Else what is said of an operator is the same for all of its slots, and for all models.
         self._by_tensor = bool(plan.selection.models) or any(each.excludes for each in lists)
         self._remembered: dict[tuple[object, ...], str] = {}
+        self._remembered_bytes = 0
 
     def of_record(self, head: RecordHead, room: Room) -> Verdict:
         """Decide on a record that brings its elements."""
@@ -79,11 +84,17 @@ class Admission:
             asked = (*asked, model, tensor.op_type, tensor.slot)
         reason = self._remembered.get(asked)
         if reason is None:
-            if len(self._remembered) >= _MOST_REMEMBERED:
-                self._remembered.clear()
             reason = self._selection_reason(tensor, model) or self._type_reason(dtype, figures)
-            self._remembered[asked] = reason
+            self._remember(asked, reason)
         return reason
+
+    def _remember(self, asked: tuple[object, ...], reason: str) -> None:
+        size = _ANSWER_BYTES + sum(sys.getsizeof(each) for each in asked if isinstance(each, str))
+        if self._remembered_bytes + size > MOST_REMEMBERED_BYTES:
+            self._remembered.clear()
+            self._remembered_bytes = 0
+        self._remembered[asked] = reason
+        self._remembered_bytes += size
 
     def _selection_reason(self, tensor: TensorKey | TensorKind, model: str) -> str:
         name, side, watched = tensor.op_name, tensor.side, self._plan.selection.watched

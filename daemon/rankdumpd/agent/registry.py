@@ -12,14 +12,21 @@ from collections.abc import Callable, Sequence
 
 from rankdump.contract import roots as trees
 from rankdump.contract.errors import (
+    DamagedError,
     ExhaustedError,
     ForbiddenError,
+    RankdumpError,
     RefusedError,
+    RetryableError,
     UnavailableError,
 )
 from rankdump.contract.exchange import SessionGrant, SessionRequest
+from rankdump.contract.status import StatusView
+from rankdump.wire.convert import session_request_to_wire
+from rankdump.wire.views import view_to_wire
 from rankdumpd import faults
 from rankdumpd.agent import vet
+from rankdumpd.agent.givenup import GivenUp
 from rankdumpd.agent.ledger import Ledger
 from rankdumpd.agent.lobby import Lobby
 from rankdumpd.agent.sessions import Listener, Session
@@ -61,22 +68,37 @@ class Registry:
         self._meters = meters
         self._lock = threading.RLock()
         self._sessions: dict[str, Session] = {}
+        self._given_up = GivenUp()
         self._draining = False
 
     def recover(self) -> list[Session]:
-        """Take up what an earlier process left unfinished; return those sessions."""
-        for row in self._ledger.unfinished():
+        """Take up what an earlier process left unfinished; return those sessions.
+
+        One of which the ledger is damaged keeps no other out.
+        """
+        for session_id in self._ledger.unfinished():
             try:
-                session = self._restored(row)
-            except Exception:
-                # One row that cannot be read must not keep all other ranks out.
-                session_id = row.request.session_id
-                _log.exception(
-                    "session %s cannot be taken up again", session_id, extra=about(row.request)
-                )
-                continue
-            self._sessions[row.request.session_id] = session
+                session = self._remembered(session_id)
+                if session is None:
+                    raise DamagedError("the ledger does not find it by its name")
+                self._sessions[session_id] = session
+            except (sqlite3.Error, RetryableError) as error:
+                # It is looked for again when its rank comes back.
+                _log.error("session %s is not taken up at present: %s", session_id, error)
+            except RankdumpError as error:
+                self.give_up(session_id, error)
         return self.all()
+
+    def give_up(self, session_id: str, error: Exception) -> None:
+        """Refuse a session's rank from now on: what the ledger has of it is not to be used."""
+        with self._lock:
+            self._sessions.pop(session_id, None)
+            self._given_up.add(session_id, error)
+
+    def findings(self) -> list[str]:
+        """Return which sessions were given up, a sentence each."""
+        with self._lock:
+            return self._given_up.findings()
 
     def open(self, request: SessionRequest) -> SessionGrant:
         """Let a rank in or back in; RefusedError and UnavailableError say why not."""
@@ -87,7 +109,7 @@ class Registry:
             session = self._find(request.session_id)
             if session:
                 vet.check_holder(session.request, request)
-                _check_same(session.request, request)
+                vet.check_same(session.request, request)
             self._check_alone(request)
             self._check_room(request)
             # Before anything is made: what turns records into files looks at the tree at once.
@@ -143,10 +165,21 @@ class Registry:
             self._draining = True
 
     def _find(self, session_id: str) -> Session | None:
-        if session_id in self._sessions:
-            return self._sessions[session_id]
-        row = self._ledger.find(session_id)
-        return self._restored(row) if row else None
+        self._given_up.check(session_id)
+        return self._sessions.get(session_id) or self._remembered(session_id)
+
+    def _remembered(self, session_id: str) -> Session | None:
+        """Return a session as the ledger has it; DamagedError when that is none."""
+        try:
+            row = self._ledger.find(session_id)
+            session = self._restored(row) if row else None
+            if session:
+                _check_telling(session)
+            return session
+        except (sqlite3.Error, RankdumpError):
+            raise
+        except Exception as error:
+            raise DamagedError(f"the ledger is damaged: {error!r}") from error
 
     def _restored(self, row: SessionRow) -> Session:
         session_id = row.request.session_id
@@ -206,10 +239,12 @@ class Registry:
             del self._sessions[session_id]
 
 
-def _check_same(known: SessionRequest, request: SessionRequest) -> None:
-    for name in ("job_id", "rank", "world_size", "device", "plan_json"):
-        if getattr(known, name) != getattr(request, name):
-            raise RefusedError(f"session {request.session_id!r} was opened with another {name}")
+def _check_telling(session: Session) -> None:
+    """Raise what is wrong with a session of which nobody could be told: that one is refused, for
+    else nobody would be told of any.
+    """
+    session_request_to_wire(session.request)
+    view_to_wire(StatusView((session.status(),), tuple(session.iterations())))
 
 
 def _introduce(session: Session, request: SessionRequest) -> None:

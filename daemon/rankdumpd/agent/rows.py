@@ -6,6 +6,7 @@ import json
 from functools import lru_cache
 from typing import Any
 
+from rankdump.contract.errors import DamagedError
 from rankdump.contract.exchange import IterationEnd, SessionRequest
 from rankdump.contract.layout.place import Place
 from rankdump.contract.manifest import ManifestRecord
@@ -33,22 +34,31 @@ MEMBER_COLUMNS = (
 )
 RECORD_PLACES = f"({', '.join('?' * 22)}, 0)"
 _NO_MEMBER = Membership("")
+_LIMIT = 1 << 63
+
+
+def number(value: object) -> int:
+    """Return what stands in a column of numbers; DamagedError when it is none."""
+    if not isinstance(value, int) or not 0 <= value < _LIMIT:
+        raise DamagedError(f"ledger with {value!r:.40} in the place of a number")
+    return value
 
 
 def session_row(row: tuple[Any, ...]) -> SessionRow:
-    """Return a session from the columns of SESSION_COLUMNS."""
+    """Return a session from the columns of SESSION_COLUMNS; DamagedError when it is none."""
     request, plan, state, watermark, seen, notes, graphs, secret_hash = row
-    secret = bytes.fromhex(secret_hash)
-    return SessionRow(
-        request=SessionRequest(
-            **json.loads(request), plan_json=plan, config_source=b"", secret=secret
-        ),
-        state=SessionState(state),
-        watermark=watermark,
-        iterations_seen=seen,
-        notes=tuple(json.loads(notes)),
-        ordered_graphs=tuple(json.loads(graphs)),
-    )
+    try:
+        about, secret = json.loads(request), bytes.fromhex(secret_hash)
+        return SessionRow(
+            request=SessionRequest(**about, plan_json=plan, config_source=b"", secret=secret),
+            state=SessionState(state),
+            watermark=number(watermark),
+            iterations_seen=number(seen),
+            notes=tuple(json.loads(notes)),
+            ordered_graphs=tuple(map(number, json.loads(graphs))),
+        )
+    except (ValueError, TypeError, RecursionError) as error:
+        raise DamagedError(f"ledger with a session that is none: {error}") from None
 
 
 def record_row(outcome: Outcome) -> tuple[str | int, ...]:

@@ -27,6 +27,7 @@ from rankdumpd.agent.limits import Limits, policy_of
 from rankdumpd.agent.mailbox import Mailbox
 from rankdumpd.agent.overview import Overview
 from rankdumpd.agent.pipeline import Workers
+from rankdumpd.agent.recovery import take_up
 from rankdumpd.agent.registry import Registry
 from rankdumpd.agent.report import Reporter
 from rankdumpd.agent.retain import Keeper, Told, nobody
@@ -163,16 +164,13 @@ class Agent(Room):
         """
         retention = self._ledger.retention
         self._usage.restore(retention.taken(), retention.counts())
-        for session in self._registry.recover():
-            while not self._effects.apply_due(session):
-                pass
-            self._telling.tell(session)
+        take_up(self._registry, self._effects, self._telling.tell)
         self._ledger.check()
         self._reporter.start()
         self._committer.start()
         self._workers.start()
         self._rings.take_up(self._registry.all())
-        self._slabs.remove_strays({row.request.session_id for row in self._ledger.unfinished()})
+        self._slabs.remove_strays(set(self._ledger.unfinished()))
         self._rings.start()
         self._keeper.start()
 
@@ -230,7 +228,7 @@ class Agent(Room):
 
     def view(self) -> StatusView:
         """Return everything people may want to know."""
-        rooms = (self._keeper, self._committer, self._reporter)
+        rooms = (self._registry, self._keeper, self._committer, self._reporter)
         return self._overview.view(said for room in rooms for said in room.findings())
 
     def samples(self) -> list[MetricSample]:

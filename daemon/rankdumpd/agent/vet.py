@@ -52,6 +52,13 @@ def check_holder(known: SessionRequest, request: SessionRequest) -> None:
         )
 
 
+def check_same(known: SessionRequest, request: SessionRequest) -> None:
+    """Raise RefusedError where who resumes a session is another rank than it was opened for."""
+    for name in ("job_id", "rank", "world_size", "device", "plan_json"):
+        if getattr(known, name) != getattr(request, name):
+            raise RefusedError(f"session {request.session_id!r} was opened with another {name}")
+
+
 def _fault_of(plan: DumpPlan) -> str:
     output = plan.output
     if output.codec not in CODECS:

@@ -134,7 +134,7 @@ def _index(session_id: str, request: str, workers: int) -> int | None:
     try:
         about = json.loads(request)
         return worker_of(about["job_id"], about["rank"], workers)
-    except (ValueError, LookupError, TypeError, AttributeError):
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         # One row that cannot be read must not keep all ranks out.
         extra = {"session": session_id}
         _log.exception("session %s cannot be read and stays where it is", session_id, extra=extra)

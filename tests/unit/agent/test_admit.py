@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import replace
 
 import pytest
@@ -18,6 +19,7 @@ from rankdump.contract.plan import (
     Selection,
     Watched,
 )
+from rankdumpd.agent import admit
 from rankdumpd.agent.admit import Admission
 from rankdumpd.agent.policy import Policy, Room, Space
 
@@ -100,6 +102,20 @@ def test_elements_in_the_place_of_figures(make_head, saved, head, reason):
     """Where the plan keeps figures alone, elements are not taken."""
     plan = DumpPlan(output=Output(root="/dump"), content=Content(saved=saved))
     assert Admission(plan, 0).of_record(make_head(**head), ROOMY).reason == reason
+
+
+def test_what_it_remembers_is_bounded_in_bytes(make_head, monkeypatch):
+    """Names may be long: a rank that makes up new ones all the time takes no more memory."""
+    monkeypatch.setattr(admit, "MOST_REMEMBERED_BYTES", 1 << 20)
+    admission = Admission(DumpPlan(output=Output(root="/dump")), 0)
+    tracemalloc.start()
+    try:
+        for number in range(2000):
+            assert admission.of_record(make_head(op_name=f"{number:04}" * 1000), ROOMY).accepted
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept < 2 << 20
 
 
 class TestRows:

@@ -127,6 +127,31 @@ def test_rows_of_a_closed_session_go_after_a_day_and_their_sums_stay(
     assert not ledger.tidy()
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        "figures SET refused = '{\"a'",
+        'figures SET refused = \'{"disk_low": "x"}\'',
+        "figures SET refused = x'ff'",
+        "figures SET kept = 'x'",
+        "records SET bytes_in = 9223372036854775807",
+        "records SET bytes_stored = 9223372036854775807",
+    ],
+)
+def test_rows_that_are_damaged_or_tell_of_too_much_keep_no_others(ledger, dump, clock, change):
+    """They go with a sum of what can be read of them, and so do those of all other sessions."""
+    dump("damaged")
+    dump()
+    with ledger._transaction() as base:
+        base.execute(f"UPDATE {change} WHERE session_id = 'damaged'")
+    before = sums(ledger)
+    clock.now_us += DAY_US
+    tidied(ledger)
+    assert sums(ledger) == before
+    assert rows_of(ledger, "records") == 2 * 4
+    assert rows_of(ledger, "figures") == 2 * 1
+
+
 def test_what_the_coordinator_has_to_be_told_stays(tmp_path, make_request, clock):
     """A declaration whose events nobody has heard of yet outlives the day."""
     ledger = Ledger(tmp_path / "state", report_bytes=1 << 20, now_us=clock)
@@ -174,7 +199,7 @@ def test_a_rank_that_is_lost_for_good_is_not_restored(ledger, dump, make_request
     """For a day it is expected; it is found when it comes after that, and expected again."""
     dump(closed=False)
     ledger.left(["session"])
-    assert [row.request.session_id for row in ledger.unfinished()] == ["session"]
+    assert ledger.unfinished() == ["session"]
     clock.now_us += DAY_US
     assert ledger.unfinished() == []
     ledger.close()

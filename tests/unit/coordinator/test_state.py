@@ -23,8 +23,10 @@ from rankdumpd.coordinator.kept import (
     SettledRow,
     TimeoutsRow,
 )
+from rankdumpd.coordinator.service import Coordinator
 from rankdumpd.coordinator.state import State
 from rankdumpd.coordinator.values import Book
+from rankdumpd.settings import CoordinatorSettings
 
 LARGEST = (1 << 63) - 1
 
@@ -140,3 +142,31 @@ def test_a_row_that_cannot_be_read_is_said_in_one_line(state) -> None:
     state._base.execute("UPDATE settled SET book = 'torn'")
     with pytest.raises(DamagedError, match=r"coordinator\.sqlite cannot be read"):
         list(state.rows())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "jobs SET job_id = 'another'",
+        "jobs SET heard_us = 'x'",
+        "agents SET acknowledged = x'ff'",
+        "balances SET status = json_set(status, '$.rank', 'x')",
+        "balances SET status = '7'",
+        "sessions SET status = json_set(status, '$.host', 7)",
+        "published SET positions = '[]'",
+        "late SET events = 'x'",
+        "settled SET more_findings = x'ff'",
+    ],
+)
+def test_a_coordinator_says_in_one_line_that_its_state_is_damaged(state, tmp_path, change) -> None:
+    """At its start, not to everybody who asks it later."""
+    state.write([row for row in rows_of("j") if not isinstance(row, BalanceRow)])
+    state.write([BalanceRow(IterationStatus("j", "sj", 0, 3, True), "a", 3)])
+    state._base.execute(f"UPDATE {change}")
+    state.close()
+    coordinator = Coordinator(CoordinatorSettings(state_dir=str(tmp_path)))
+    try:
+        with pytest.raises(DamagedError, match=r"^coordinator\.sqlite "):
+            coordinator.start()
+    finally:
+        coordinator.stop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from functools import partial
 from pathlib import Path
 
 from rankdump.contract.errors import RankdumpError
@@ -10,12 +11,15 @@ from rankdumpd import statefile
 from rankdumpd.agent import schema
 
 _KEY = "agent.state_dir"
+AS_TEXT = partial(str, encoding="utf-8", errors="replace")
+"""How a text is read: one that a disk damaged must not keep those beside it from being read."""
 
 
 def connect(path: Path) -> sqlite3.Connection:
     """Return a connection; tables of an earlier version are brought up to the present one."""
 
     def prepare(base: sqlite3.Connection) -> None:
+        base.text_factory = AS_TEXT
         # Before the first table: what is forgotten is to become free again.
         base.execute("PRAGMA auto_vacuum = INCREMENTAL")
         base.execute("PRAGMA journal_mode = WAL")

@@ -30,17 +30,21 @@ records = records + excluded.records, bytes_in = bytes_in + excluded.bytes_in,
 bytes_stored = bytes_stored + excluded.bytes_stored
 """
 _THOSE = f"{_OVER} AND (?2 < 0 OR iteration = ?2) AND sequence <= ?3"
+# A row that is damaged is counted for what can be read of it: it must not keep others here.
 _SUMS = {
     "records": (
-        "INSERT INTO tallies SELECT session_id, iteration, fate, reason, COUNT(*), SUM(bytes_in),"
-        f" SUM(bytes_stored) FROM records WHERE {_THOSE}"
+        "INSERT INTO tallies SELECT session_id, iteration, fate, reason, COUNT(*),"
+        " CAST(TOTAL(bytes_in) AS INTEGER), CAST(TOTAL(bytes_stored) AS INTEGER)"
+        f" FROM records WHERE {_THOSE}"
         f" GROUP BY session_id, iteration, fate, reason {_ADD}",
     ),
     "figures": (
-        "INSERT INTO tallies SELECT session_id, iteration, fate, '', SUM(kept), 0, 0"
+        "INSERT INTO tallies SELECT session_id, iteration, fate, '',"
+        " CAST(TOTAL(kept) AS INTEGER), 0, 0"
         f" FROM figures WHERE {_THOSE} AND kept > 0 GROUP BY session_id, iteration, fate {_ADD}",
         "INSERT INTO tallies SELECT session_id, iteration, 'dropped', key,"
-        " SUM(json_array_length(value)), 0, 0 FROM figures, json_each(refused)"
+        " SUM(CASE type WHEN 'array' THEN json_array_length(value) ELSE 0 END), 0, 0"
+        " FROM figures, json_each(CASE WHEN json_valid(refused) THEN refused ELSE '{}' END)"
         f" WHERE {_THOSE} GROUP BY session_id, iteration, key {_ADD}",
     ),
 }

@@ -18,6 +18,7 @@ from rankdump.contract.events import EventColumns
 from rankdump.contract.status import IterationStatus, SessionStatus
 from rankdump.contract.timeouts import Timeouts
 from rankdumpd.agent.ledger import numbers, queries
+from rankdumpd.agent.ledger.connection import AS_TEXT
 from rankdumpd.agent.values import Declared, ItemKind, LogItem, Ticket
 
 ITEMS_AT_ONCE = 64
@@ -49,6 +50,7 @@ class ReportLog:
             isolation_level=None,
             check_same_thread=False,
         )
+        self._base.text_factory = AS_TEXT
         self.newest = 0
         """Number of the last item that this process entered, or tried to."""
         with transaction(synced=True) as base:

@@ -50,13 +50,13 @@ class LedgerReader:
             raise DamagedError(self.damage)
 
     def find(self, session_id: str) -> SessionRow | None:
-        """Return what is known of a session."""
+        """Return what is known of a session; DamagedError when that cannot be read."""
         found = self._select(
             f"SELECT {rows.SESSION_COLUMNS} FROM sessions WHERE session_id = ?", session_id
         )
         return rows.session_row(found[0]) if found else None
 
-    def unfinished(self) -> list[SessionRow]:
+    def unfinished(self) -> list[str]:
         """Return the sessions that never said goodbye, or whose last words had no effect yet.
 
         In the order in which they came. Not those whose rank is lost for good: they are found when
@@ -64,7 +64,7 @@ class LedgerReader:
         """
         closed, lost_us = SessionState.CLOSED.value, self._now_us() - int(LOST_S * 1e6)
         found = self._select(
-            f"SELECT {rows.SESSION_COLUMNS} FROM sessions AS s WHERE (state <> ?1 AND NOT EXISTS"
+            "SELECT session_id FROM sessions AS s WHERE (state <> ?1 AND NOT EXISTS"
             " (SELECT 1 FROM away WHERE away.session_id = s.session_id AND since_us <= ?2))"
             " OR EXISTS (SELECT 1 FROM declarations WHERE declarations.session_id = s.session_id"
             f" AND {queries.NOT_APPLIED}"
@@ -73,7 +73,7 @@ class LedgerReader:
             closed,
             lost_us,
         )
-        return [rows.session_row(row) for row in found]
+        return [str(session_id) for (session_id,) in found]
 
     def committed_beyond(self, session_id: str, watermark: int) -> list[int]:
         """Return the committed numbers above the watermark."""
@@ -84,7 +84,7 @@ class LedgerReader:
             session_id,
             watermark,
         )
-        return [sequence for (sequence,) in found]
+        return [rows.number(sequence) for (sequence,) in found]
 
     def unapplied(
         self, session_id: str, after: int = 0, *, up_to: int = _ALL, most: int = -1
@@ -105,10 +105,10 @@ class LedgerReader:
         # Tensors that never came may be declared to be of any size: SUM fails over 63 bits.
         found = self._select(
             "SELECT iteration, fate, reason, COUNT(*), CAST(TOTAL(bytes_in) AS INTEGER),"
-            " SUM(bytes_stored)"
+            " CAST(TOTAL(bytes_stored) AS INTEGER)"
             " FROM records WHERE session_id = ?1 GROUP BY iteration, fate, reason"
-            " UNION ALL SELECT iteration, fate, '', SUM(kept), 0, 0"
-            " FROM figures WHERE session_id = ?1 GROUP BY iteration, fate HAVING SUM(kept) > 0"
+            " UNION ALL SELECT iteration, fate, '', CAST(TOTAL(kept) AS INTEGER), 0, 0"
+            " FROM figures WHERE session_id = ?1 GROUP BY iteration, fate HAVING TOTAL(kept) > 0"
             " UNION ALL SELECT iteration, fate, reason, records, bytes_in, bytes_stored"
             " FROM tallies WHERE session_id = ?1",
             session_id,
@@ -204,7 +204,7 @@ class LedgerReader:
         """Return the number of the last end of an iteration that has taken effect, or 0."""
         query = "SELECT MAX(sequence) FROM iterations WHERE session_id = ?"
         ((sequence,),) = self._select(query, session_id)
-        return sequence or 0
+        return rows.number(sequence or 0)
 
     def _select(self, query: str, *values: str | int) -> list[tuple[Any, ...]]:
         with self._lock, self._whole():

@@ -14,16 +14,26 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol, cast
 
+from rankdumpd.agent.ledger.connection import AS_TEXT
 from rankdumpd.agent.usage import Taken
 from rankdumpd.agent.values import Ended, Retiring
 
 AT_ONCE = 256
 """Iterations that are looked at in one pass, oldest first."""
 
-_JOBS = """
+_JOB_ID = """
+CASE WHEN json_valid(request) THEN CASE json_type(request, '$.job_id')
+    WHEN 'text' THEN json_extract(request, '$.job_id') END END
+"""
+_ROOT = """
+CASE WHEN json_valid(CAST(plan AS TEXT)) THEN
+    CASE json_type(CAST(plan AS TEXT), '$.output.root')
+    WHEN 'text' THEN json_extract(CAST(plan AS TEXT), '$.output.root') END END
+"""
+_JOBS = f"""
 WITH jobs AS MATERIALIZED (
-    SELECT s.session_id, CASE WHEN json_valid(request) THEN json_extract(request, '$.job_id') END
-        AS job_id, NOT EXISTS (SELECT 1 FROM away AS a WHERE a.session_id = s.session_id) AS live
+    SELECT s.session_id, {_JOB_ID} AS job_id,
+        NOT EXISTS (SELECT 1 FROM away AS a WHERE a.session_id = s.session_id) AS live
     FROM sessions AS s
 )
 """
@@ -60,13 +70,14 @@ SELECT 1 FROM jobs WHERE job_id = ?1 AND live AND (
     EXISTS (SELECT 1 FROM records WHERE {_NEWER})
     OR EXISTS (SELECT 1 FROM figures WHERE {_NEWER})) LIMIT 1
 """
-_TAKEN = """
-SELECT json_extract(request, '$.job_id'), json_extract(CAST(plan AS TEXT), '$.output.root'),
-    COALESCE((SELECT SUM(bytes_stored) FROM records AS r WHERE r.session_id = s.session_id), 0)
-    + COALESCE((SELECT SUM(bytes_stored) FROM tallies AS t WHERE t.session_id = s.session_id), 0)
-    - COALESCE((SELECT SUM(bytes) FROM retired AS g WHERE g.session_id = s.session_id), 0)
-FROM sessions AS s WHERE json_valid(request) AND json_valid(CAST(plan AS TEXT))
+_TAKEN = f"""
+SELECT {_JOB_ID} AS job_id, {_ROOT} AS root, CAST(
+    (SELECT TOTAL(bytes_stored) FROM records AS r WHERE r.session_id = s.session_id)
+    + (SELECT TOTAL(bytes_stored) FROM tallies AS t WHERE t.session_id = s.session_id)
+    - (SELECT TOTAL(bytes) FROM retired AS g WHERE g.session_id = s.session_id) AS INTEGER)
+FROM sessions AS s WHERE job_id IS NOT NULL AND root IS NOT NULL
 """
+"""With TOTAL, for SUM fails over 63 bits, as one damaged number is."""
 _RETIRED = f"""{_JOBS}
 SELECT job_id, COUNT(*) FROM retired JOIN jobs USING (session_id)
 WHERE done AND job_id IS NOT NULL GROUP BY job_id
@@ -98,6 +109,7 @@ class Retention:
             isolation_level=None,
             check_same_thread=False,
         )
+        self._base.text_factory = AS_TEXT
         with transaction() as base:
             # Of those that ended before anybody noted when, nobody knows it better.
             base.execute("UPDATE iterations SET ended_us = ? WHERE ended_us = 0", (now_us(),))
@@ -146,7 +158,7 @@ class Retention:
     def unfinished(self) -> list[Retiring]:
         """Return the parts whose removal began and is not done."""
         return [
-            Retiring(session_id, iteration, size, began_us, json.loads(about))
+            Retiring(session_id, iteration, size, began_us, _about(about))
             for session_id, iteration, size, began_us, about in self._select(_UNFINISHED)
         ]
 
@@ -182,3 +194,12 @@ class Retention:
     def _select(self, query: str, *values: str | int) -> list[tuple[Any, ...]]:
         with self._reading:
             return self._base.execute(query, values).fetchall()
+
+
+def _about(text: str) -> dict[str, Any]:
+    """Return the particulars of a removal; of a row that is damaged there are none."""
+    try:
+        found: object = json.loads(text)
+    except (ValueError, TypeError, RecursionError):
+        found = None
+    return cast("dict[str, Any]", found) if isinstance(found, dict) else {}

@@ -10,7 +10,13 @@ from collections.abc import Callable
 
 import grpc
 
-from rankdump.contract.errors import ConfigError, ForbiddenError, RankdumpError, UnavailableError
+from rankdump.contract.errors import (
+    ConfigError,
+    DamagedError,
+    ForbiddenError,
+    RankdumpError,
+    UnavailableError,
+)
 from rankdump.contract.status import ClockEstimate, Load, SessionStatus
 from rankdump.wire import views
 from rankdump.wire.causes import explained
@@ -172,6 +178,9 @@ class Reporter:
             try:
                 for number, answer in enumerate(answers):
                     self._take(conversation, answer, greeting=number == 0)
+                if conversation.unread:
+                    first, last = conversation.unread
+                    raise DamagedError(f"items {first} to {last} of the log cannot be read")
             finally:
                 with self._changed:
                     self._call = None
@@ -220,7 +229,7 @@ class Reporter:
         request.held_events, request.lost_events = self._figures
 
     def _judge(self, failure: grpc.RpcError | RankdumpError) -> None:
-        """Give up the item that is refused: it would fail the same way for ever."""
+        """Give up the item that is refused or damaged: it would fail the same way for ever."""
         error = error_of(failure) if isinstance(failure, grpc.RpcError) else failure
         if isinstance(error, UnavailableError):
             error = explained(error, self._address, self._credentials)

@@ -49,6 +49,8 @@ class Conversation:
         self._careful_to = careful_to
         self._prepared, self._overdue = prepared, overdue
         self.received = 0
+        self.unread: _Span | None = None
+        """Items among which is one that is damaged in the ledger."""
         self._acknowledged = self._forgotten = 0
         self._known = 0
         self._greeted = self._over = False
@@ -61,10 +63,13 @@ class Conversation:
         self._heard_us = times.now().monotonic_us
 
     def requests(self) -> Iterator[_Request]:
-        """Yield what is to be sent, as answers make room for it."""
-        yield self._said(())
-        while (request := self._next()) is not None:
+        """Yield what is to be sent, as answers make room for it, and nothing behind an item that
+        cannot be read.
+        """
+        request = self._said(())
+        while request is not None:
             yield request
+            request = self._next()
 
     def take(self, answer: coordinator_pb2.ReportResponse) -> None:
         """Take the answer to the oldest request without one."""
@@ -104,7 +109,11 @@ class Conversation:
             pass
 
     def unanswered(self) -> list[_Span]:
-        """Return the first and last number of every message with items that has no answer."""
+        """Return the first and last number of every message with items that has no answer; of one
+        that could not even be made, only those.
+        """
+        if self.unread:
+            return [self.unread]
         with self._changed:
             return [span for span in self._unanswered if span[1]]
 
@@ -129,10 +138,16 @@ class Conversation:
         careful = bool(self._unanswered) and 0 < self._unanswered[-1][0] <= self._careful_to
         return self._greeted and len(self._unanswered) < (1 if careful else MOST_UNANSWERED)
 
-    def _said(self, items: tuple[LogItem, ...]) -> _Request:
-        request = self._messages.of(items)
-        self._prepared(request, self._greeted)
+    def _said(self, items: tuple[LogItem, ...]) -> _Request | None:
         span = (items[0].number, items[-1].number) if items else (0, 0)
+        try:
+            request = self._messages.of(items)
+        except Exception:
+            # Whatever it is: the same item would fail the next stream as well.
+            _log.debug("items %d to %d", *span, exc_info=True)
+            self.unread = span
+            return None
+        self._prepared(request, self._greeted)
         with self._changed:
             if not self._unanswered:
                 self._heard_us = self._times.now().monotonic_us

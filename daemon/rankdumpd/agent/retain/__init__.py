@@ -132,7 +132,8 @@ class Keeper:
 
     def _finish(self, begun: Retiring) -> bool:
         about = begun.about
-        part = self._part(begun.session_id, begun.iteration, begun.began_us, str(about["why"]))
+        why = str(about.get("why", ""))
+        part = self._part(begun.session_id, begun.iteration, begun.began_us, why)
         for _ in remove(part, shared=self._shared(part)):
             if self._stopping.is_set():
                 return False

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import time
 
-from rankdump.contract.errors import UnavailableError
+from rankdump.contract.errors import DamagedError, RankdumpError, UnavailableError
+from rankdump.wire.views import view_to_wire
 from rankdumpd.coordinator.gather import Gather
+from rankdumpd.coordinator.service.answers import chosen, status_of
 from rankdumpd.coordinator.state import State
 from rankdumpd.settings import CoordinatorSettings
 
@@ -25,8 +27,18 @@ class Keeping:
         """Why the state cannot be written; empty when it can."""
 
     def recall(self) -> None:
-        """Fill the gathered with what outlived the process before."""
-        self._gather.restore(self._state.rows(), now_s=time.monotonic(), now_us=_wall_us())
+        """Fill the gathered with what outlived the process before; DamagedError when that is not
+        what was written, or such that nobody could be told of it.
+        """
+        now_s = time.monotonic()
+        try:
+            self._gather.restore(self._state.rows(), now_s=now_s, now_us=_wall_us())
+            fleet = self._gather.fleet(now_s=now_s)
+            view_to_wire(status_of(fleet, chosen(fleet, ""), ""))
+        except RankdumpError:
+            raise
+        except Exception as error:
+            raise DamagedError(f"coordinator.sqlite is damaged: {error!r}") from error
 
     def flush(self) -> None:
         """Write what has changed; only then it is acknowledged."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from rankdump.contract.errors import DamagedError, RankdumpError, UnavailableError
 from rankdumpd.coordinator.kept import Row
 from rankdumpd.coordinator.state.connection import connect, sole_owner
-from rankdumpd.coordinator.state.rows import TABLES, Values
+from rankdumpd.coordinator.state.rows import TABLES, Values, checked
 from rankdumpd.coordinator.state.tables import OF_A_JOB
 
 
@@ -42,8 +42,8 @@ class State:
         try:
             for table in TABLES.values():
                 for values in self._base.execute(table.read):
-                    yield table.row(*values)
-        except (sqlite3.Error, ValueError, TypeError, KeyError) as error:
+                    yield checked(table.row(*values))
+        except (sqlite3.Error, ValueError, TypeError, LookupError, AttributeError) as error:
             raise DamagedError(f"coordinator.sqlite cannot be read: {error}") from None
 
     def write(self, rows: Iterable[Row]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, TypeAlias
 
 from rankdump.contract.findings import Finding, FindingKind
@@ -28,6 +28,8 @@ LOADED_BALANCES = 200_000
 """The newest of all jobs; older ones stay on disk."""
 
 Values: TypeAlias = tuple[Any, ...]
+_KINDS: Mapping[object, type] = {"str": str, "int": int}
+"""By how the fields of rows are annotated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,15 @@ class Table:
     read: str
     values: Callable[[Any], Values]
     row: Callable[..., Row]
+
+
+def checked(row: Row) -> Row:
+    """Return a row that was read; TypeError when a text or a number of it is none."""
+    for each in fields(row):
+        kind, value = _KINDS.get(each.type), getattr(row, each.name)
+        if kind and type(value) is not kind:
+            raise TypeError(f"{type(row).__name__}.{each.name} is {value!r:.40}")
+    return row
 
 
 def _place(table: str, columns: str, key_columns: str) -> str:

@@ -1,0 +1,207 @@
+"""Rows of databases as the next process reads them, with anything in any of their columns.
+
+The input is pieces, each a column, a kind of value and the value: bytes, or a text of them.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import sqlite3
+import tempfile
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from fuzz import samples
+from fuzz.pieces import pieces
+from fuzz.streams import PLANS, SESSION
+
+from rankdump.contract.figure_rows import FigureRows
+from rankdump.contract.plan_json import plan_to_json
+from rankdump.contract.status import StatusView
+from rankdump.wire.frames import declaration_frame
+from rankdump.wire.views import view_to_wire
+from rankdumpd.agent import schema
+from rankdumpd.agent.ledger import Ledger
+from rankdumpd.agent.receive import declaration_again
+from rankdumpd.agent.registry import Registry
+from rankdumpd.agent.usage import Usage
+from rankdumpd.agent.values import Declared, Fate, Judged, Outcome, Retiring, Ticket, dropped
+from rankdumpd.coordinator.gather import Gather
+from rankdumpd.coordinator.kept import (
+    AgentRow,
+    BalanceRow,
+    FindingRow,
+    JobRow,
+    LateRow,
+    PublishedRow,
+    SessionRow,
+    SettledRow,
+    TimeoutsRow,
+)
+from rankdumpd.coordinator.service.answers import chosen as chosen_jobs
+from rankdumpd.coordinator.service.answers import status_of
+from rankdumpd.coordinator.service.keeping import Keeping
+from rankdumpd.coordinator.state import State, tables
+from rankdumpd.coordinator.values import Book
+from rankdumpd.meters import Meters
+from rankdumpd.settings import CoordinatorSettings
+
+OTHER = "session-2"
+_DROPPED = {"disk_low": (0,)}
+_STATE_TABLES = ("agents", *tables.OF_A_JOB)
+
+
+class _Base:
+    """A database whose rows an input changes, and that has them again for the next one."""
+
+    def __init__(self, path: Path, where: str, found: Sequence[str]) -> None:
+        """Change columns of some tables in the rows of which `where` is true."""
+        self._base = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        atexit.register(self._base.close)
+        self._base.execute("PRAGMA synchronous = OFF")
+        self._where, self._tables = where, found
+        self.columns = [
+            (table, column)
+            for table in found
+            for _, column, *_ in self._base.execute(f"PRAGMA table_info({table})")
+        ]
+        for table in found:
+            self._base.execute(f"CREATE TEMP TABLE kept_{table} AS SELECT * FROM {table}")
+
+    @contextmanager
+    def changed(self, data: bytes) -> Generator[None]:
+        """Change what an input says, until the end."""
+        for piece in pieces(data):
+            if len(piece) > 1:
+                self._change(self.columns[piece[0] % len(self.columns)], piece[1], piece[2:])
+        try:
+            yield
+        finally:
+            with self._base:
+                self._base.execute("BEGIN")
+                for table in self._tables:
+                    self._base.execute(f"DELETE FROM main.{table}")
+                    self._base.execute(f"INSERT INTO main.{table} SELECT * FROM kept_{table}")
+                self._base.execute("COMMIT")
+
+    def _change(self, place: tuple[str, str], kind: int, value: bytes) -> None:
+        table, column = place
+        values: tuple[tuple[str, Any], ...] = (
+            ("CAST(? AS TEXT)", value),
+            ("?", value),
+            ("?", int.from_bytes(value[:8], "little", signed=True)),
+            ("?", float(int.from_bytes(value[:8], "little")) / 7),
+            ("?", None),
+        )
+        term, bound = values[kind % len(values)]
+        # Of a key that there is already the row stays as it was.
+        statement = f"UPDATE OR IGNORE main.{table} SET {column} = {term} WHERE {self._where}"
+        with contextlib.suppress(sqlite3.IntegrityError):
+            self._base.execute(statement, (bound,))
+
+
+def _folder() -> Path:
+    held = tempfile.TemporaryDirectory(prefix="rankdump-fuzz-")
+    atexit.register(held.cleanup)
+    return Path(held.name)
+
+
+def _loosely(path: Path, script: str, version: int) -> None:
+    """Make tables that take nothing in the place of a value, as a damaged page may have it."""
+    with contextlib.closing(sqlite3.connect(path)) as base:
+        base.executescript(f"{script.replace(' NOT NULL', '')} PRAGMA user_version = {version};")
+
+
+@cache
+def ledger_base() -> tuple[Ledger, _Base]:
+    """Return a ledger with two sessions, each of which has a row in every table."""
+    folder = _folder()
+    _loosely(folder / "ledger.sqlite", schema.SCHEMA, schema.VERSION)
+    ledger = Ledger(folder, report_bytes=1 << 20)
+    atexit.register(ledger.close)
+    for session_id in (SESSION, OTHER):
+        _fill(ledger, session_id)
+    found = ("sessions", "records", "figures", "declarations", "iterations", "tallies", "retired")
+    return ledger, _Base(folder / "ledger.sqlite", f"session_id = '{SESSION}'", found)
+
+
+def _fill(ledger: Ledger, session_id: str) -> None:
+    plan = plan_to_json(PLANS[1])
+    ledger.open_session(replace(samples.REQUEST, session_id=session_id, plan_json=plan))
+    declared, judged = list[Declared](), list[Judged]()
+    for sequence, each in enumerate(samples.DECLARATIONS, 3):
+        raw = declaration_frame(sequence, each).SerializeToString()
+        if isinstance(each, FigureRows):
+            judged.append(Judged(Ticket(session_id, sequence), each, _DROPPED, raw))
+        else:
+            declared.append(declaration_again(raw, session_id))
+    outcomes = [
+        dropped(Ticket(session_id, 1), samples.HEAD, "disk_low"),
+        Outcome(Ticket(session_id, 2), samples.HEAD, Fate.STORED, path="a.npy", bytes_stored=9),
+    ]
+    ledger.commit(outcomes, judged, declared, {session_id: 10}, synced=False)
+    about = {"job": "job", "why": "age"}
+    ledger.retention.begin([Retiring(session_id, 1, 9, samples.STAMP, about)])
+
+
+def sessions(data: bytes) -> None:
+    """Rows of one session: the next agent starts, has the other one, and can tell of all it has."""
+    ledger, base = ledger_base()
+    with base.changed(data):
+        retention, usage = ledger.retention, Usage()
+        usage.restore(retention.taken(), retention.counts())
+        assert all(isinstance(job_id, str) for job_id, *_ in usage.jobs())
+        retention.unfinished()
+        registry = Registry(
+            ledger,
+            max_record_bytes=1,
+            room=lambda _: "",
+            read_declared=declaration_again,
+            meters=Meters(),
+        )
+        found = registry.recover()
+        assert OTHER in {session.request.session_id for session in found}
+        views = tuple(status for session in found for status in session.iterations())
+        said = [sentence for session in found for sentence in session.findings()]
+        view = StatusView(tuple(session.status() for session in found), views)
+        view_to_wire(replace(view, findings=(*said, *registry.findings())))
+        for session in found:
+            assert session.acknowledged <= session.watermark
+
+
+@cache
+def state_base() -> tuple[State, _Base]:
+    """Return the state of a coordinator that has a row of every kind."""
+    folder = _folder()
+    _loosely(folder / "coordinator.sqlite", tables.SCHEMA, tables.VERSION)
+    state = State(folder)
+    atexit.register(state.close)
+    state.write(
+        [
+            AgentRow("agent", "host", 7, samples.STAMP),
+            JobRow("job", ("/trees/a",), samples.STAMP, samples.STAMP),
+            PublishedRow("job", 0, 3, 2, (0,), {1: 4}),
+            LateRow("job", 0, 3, 1, 5),
+            SessionRow(samples.SESSION_STATUS, "agent", 5),
+            BalanceRow(samples.BALANCE, "agent", 6),
+            TimeoutsRow("job", 0, samples.TIMEOUTS),
+            FindingRow("job", 0, samples.FINDING),
+            SettledRow("job", Book("/trees/a", {"a.csv": 3}, 4), "", 1),
+        ]
+    )
+    return state, _Base(folder / "coordinator.sqlite", "1", _STATE_TABLES)
+
+
+def states(data: bytes) -> None:
+    """Rows of a coordinator's state: it starts and can tell of all it has, or says why not."""
+    state, base = state_base()
+    with base.changed(data):
+        gather = Gather(deadline_s=1.0)
+        Keeping(gather, state, CoordinatorSettings()).recall()
+        fleet = gather.fleet(now_s=1e6)
+        view_to_wire(status_of(fleet, chosen_jobs(fleet, ""), ""))

@@ -1,0 +1,108 @@
+"""A slab in its file, and bells: taken in by the rooms of the agent themselves."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fuzz.pieces import chosen
+from fuzz.streams import MOST_RECORD_BYTES, PLANS, REQUEST, settle, slab_of, told
+
+from rankdump.contract.errors import RankdumpError
+from rankdump.contract.plan import DumpPlan
+from rankdumpd.agent.budget import Budget
+from rankdumpd.agent.committer import cost_bytes
+from rankdumpd.agent.elements import loaded
+from rankdumpd.agent.intake import Intake
+from rankdumpd.agent.policy import Policy, Room
+from rankdumpd.agent.ring import Ring
+from rankdumpd.agent.sessions import Session
+from rankdumpd.agent.slabs.file import Slab
+from rankdumpd.agent.tries import Tries
+from rankdumpd.agent.values import Parcel
+
+_ROOM = Room(Policy(MOST_RECORD_BYTES))
+_MOST_BELLS = 8
+_NO_LIMIT = 1 << 62
+"""Nobody would make room for who waits: there is one thread."""
+
+
+class _Rooms:
+    """A session with its intake; what is handed on is settled when that is asked for."""
+
+    def __init__(self, plan: DumpPlan) -> None:
+        self.session = Session(REQUEST, plan)
+        self.budget = Budget(_NO_LIMIT)
+        self._taken: list[Any] = []
+        self._cost = 0
+        rooms: Any = self
+        self.intake = Intake(
+            self.session,
+            budget=self.budget,
+            workers=rooms,
+            committer=rooms,
+            room=lambda: _ROOM,
+            tries=Tries(),
+        )
+
+    def submit(self, items: Sequence[Any], cost: int | None = None) -> None:
+        """Take what workers would, or the committer with what it occupies."""
+        self._taken += items
+        self._cost += sum(map(_cost_of, items)) if cost is None else cost
+
+    def settle(self) -> None:
+        """Read elements as workers do, then commit, give room back and acknowledge."""
+        taken, self._taken = self._taken, []
+        for item in taken:
+            if isinstance(item, Parcel):
+                assert len(loaded(item.data)) == item.head.byte_count
+        settle(self.session, taken)
+        self.budget.give(self._cost, items=len(taken))
+        self._cost = 0
+        self.session.acknowledge()
+
+
+def _cost_of(parcel: Parcel) -> int:
+    return cost_bytes(parcel.head.byte_count)
+
+
+def _read(rooms: _Rooms, read: Callable[[], None]) -> None:
+    """Take something in; a fault in it ends the stream, and what came before it counts."""
+    try:
+        read()
+    except RankdumpError:
+        pass
+    finally:
+        rooms.settle()
+
+
+def _file_of(content: memoryview) -> Slab:
+    """Return a slab in a file of memory, which costs no disk."""
+    descriptor = os.memfd_create("rankdump-fuzz")
+    os.pwrite(descriptor, content, 0)
+    return Slab(Path("ring.slab"), descriptor)
+
+
+def rings(data: bytes) -> None:
+    """A slab that holds anything, and bells that announce anything; then its rank is gone.
+
+    The input is the number of bells, they, and a slab as that of `slabs`.
+    """
+    which, rest = chosen(data, len(PLANS))
+    count, rest = chosen(rest, _MOST_BELLS + 1)
+    bells = [int.from_bytes(rest[at : at + 8], "little") for at in range(0, 8 * count, 8)]
+    slab = _file_of(slab_of(rest[8 * count :]))
+    rooms = _Rooms(PLANS[which])
+    ring = Ring(slab, rooms.intake, acknowledged=0, trouble=rooms.session.trouble)
+    rooms.session.attach(ring)
+    for bell in bells:
+        _read(rooms, partial(ring.read, bell))
+    _read(rooms, ring.read_remains)
+    rooms.session.attach(None)
+    ring.give_up()
+    slab.close()
+    assert (rooms.budget.items, rooms.budget.used_bytes) == (0, 0)
+    told(rooms.session)

@@ -1,0 +1,139 @@
+"""A row of the ledger that a disk damaged costs its session, and keeps nobody else out."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sqlite3
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+from suites.slab_rooms import wait_until
+
+from rankdump.contract.events import Event, EventColumns, EventKind
+from rankdump.contract.manifest import Manifest
+from rankdump.contract.plan import Content
+from rankdump.wire.events import events_to_wire
+from rankdump.wire.v1 import agent_pb2
+from rankdumpd.agent.ledger import Ledger
+
+ARRAY = np.arange(12, dtype=np.float32)
+BAD, GOOD = "bad-session", "good-session"
+DAMAGES = {
+    "a declaration": ("declarations", "body = x'ff'"),
+    "a declaration that is empty": ("declarations", "body = x''"),
+    "a declaration that is a text": ("declarations", "body = 'text'"),
+    "a number": ("declarations", "sequence = 'x'"),
+    "rows of figures": ("figures", "body = x'ff'"),
+    "places of figures": ("figures", "refused = '{\"a'"),
+    "reasons of figures": ("figures", "refused = '{\"a\": 5}'"),
+    "a fate": ("figures", "fate = 'stowed'"),
+    "an iteration": ("figures", "iteration = 'x'"),
+    "an introduction": ("sessions", "request = substr(request, 2)"),
+    "a rank": ("sessions", "request = json_set(request, '$.rank', 'x')"),
+    "a job": ("sessions", "request = json_set(request, '$.job_id', 7)"),
+    "a device": ("sessions", "request = json_set(request, '$.device_target', 7)"),
+    "a plan": ("sessions", "plan = x'7b'"),
+    "a root": ("sessions", "plan = CAST(json_set(CAST(plan AS TEXT), '$.output.root', 7) AS BLOB)"),
+    "a state": ("sessions", "state = 'opem'"),
+    "a watermark": ("sessions", "watermark = 'x'"),
+    "a watermark below zero": ("sessions", "watermark = -5"),
+    "notes": ("sessions", "notes = '[1'"),
+    "graphs": ("sessions", "graphs = '[\"x\"]'"),
+    "a secret": ("sessions", "secret_hash = 'x'"),
+}
+
+
+def events(sequence: int) -> agent_pb2.Frame:
+    columns = EventColumns.of([Event(0, 0, 0, 0, "Default/op0", EventKind.OPERATOR, 1, 2)])
+    return agent_pb2.Frame(sequence=sequence, events=events_to_wire(columns))
+
+
+@pytest.fixture
+def left(make_agent, make_rank, frames):
+    """An agent that stopped within the first iteration of two ranks, and the ranks."""
+    agent = make_agent()
+    content = Content("statistic", statistics=("max",))
+    ranks = [
+        make_rank(agent.address, rank=number, world_size=2, session_id=name, content=content)
+        for number, name in enumerate((BAD, GOOD))
+    ]
+    for rank in ranks:
+        rank.open()
+        stream = rank.push().send(frames.figures(1, [(ARRAY, "11.0")]), events(2))
+        stream.wait_acknowledged(2)
+        stream.cut()
+    agent.stop()
+    return agent, ranks
+
+
+def damage(folder: Path, table: str, change: str) -> None:
+    with contextlib.closing(sqlite3.connect(folder / "state" / "ledger.sqlite")) as base, base:
+        done = base.execute(f"UPDATE {table} SET {change} WHERE session_id = ?", (BAD,))
+        assert done.rowcount == 1
+
+
+def goes_on(rank, frames) -> None:
+    """Be a rank that comes back, ends its iteration and says goodbye."""
+    assert rank.open().acknowledged_sequence == 2
+    stream = rank.push().send(frames.end(3, 0, 1), frames.goodbye(4))
+    stream.wait_acknowledged(4)
+    assert stream.finish() is grpc.StatusCode.OK
+    folder = rank.root / f"rank_{rank.rank}" / ".dump_metadata" / "manifest"
+    (path,) = folder.glob("*.json")
+    assert Manifest.from_json(path.read_bytes()).status.balanced
+
+
+@pytest.mark.parametrize("what", DAMAGES)
+def test_one_session_is_lost_and_no_other(left, frames, make_rank, short_dir, caplog, what: str):
+    """Law: the agent starts, says once whom it refuses and why, and serves everybody else."""
+    agent, (bad, good) = left
+    damage(short_dir, *DAMAGES[what])
+    with caplog.at_level(logging.ERROR):
+        agent.start()
+    said = [each for each in caplog.messages if "cannot be taken up again" in each]
+    assert len(said) == 1
+    (finding,) = [each for each in good.status().findings if "cannot be taken up" in each]
+    assert finding.startswith(f"session '{BAD}' cannot be taken up again: ")
+    assert finding.endswith("; its rank is refused")
+    with pytest.raises(grpc.RpcError) as refused:
+        bad.open()
+    assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert "one that begins anew is let in" in str(refused.value.details())
+    goes_on(good, frames)
+    anew = make_rank(agent.address, rank=0, world_size=2, session_id="anew")
+    anew.open()
+    stream = anew.push().send(frames.record(1, ARRAY), frames.end(2, 0, 1), frames.goodbye(3))
+    stream.wait_acknowledged(3)
+    stream.cut()
+
+
+def test_what_is_only_odd_costs_nothing(left, frames, short_dir):
+    """A host that cannot be spelt any more is shown as it is."""
+    agent, (bad, good) = left
+    damage(short_dir, "sessions", "request = CAST(replace(request, 'here', x'ff') AS TEXT)")
+    agent.start()
+    assert {each.host for each in good.status().sessions} == {"here", "\ufffd"}
+    for rank in (bad, good):
+        goes_on(rank, frames)
+
+
+def test_a_disk_that_fails_for_a_moment_refuses_nobody(left, frames, monkeypatch):
+    """What could not be read when the agent began is read when its rank comes back."""
+    agent, (bad, good) = left
+    failing = [BAD]
+    find = Ledger.find
+
+    def fails(self, session_id: str):
+        if session_id in failing:
+            raise sqlite3.OperationalError("disk I/O error")
+        return find(self, session_id)
+
+    monkeypatch.setattr(Ledger, "find", fails)
+    agent.start()
+    failing.clear()
+    for rank in (bad, good):
+        goes_on(rank, frames)
+    wait_until(lambda: not good.status().findings)

@@ -1,0 +1,99 @@
+"""Why nobody answers, by what gRPC says of it: as releases from 1.62 to 1.85 were heard to say it.
+
+The same with real servers and the gRPC that is installed: `tests/integration/test_tls.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from suites.authorities import Authority
+
+from rankdump.contract.errors import UnavailableError
+from rankdump.wire.causes import explained
+from rankdump.wire.channel import Credentials
+
+ADDRESS = "127.0.0.1:7421"
+NEVER = "failed to connect to all addresses; last error: "
+AT = f"ipv4:{ADDRESS}: "
+CLOSED = f"{NEVER}UNAVAILABLE: {AT}Socket closed"
+RESET = f"{NEVER}UNKNOWN: {AT}recvmsg:Connection reset by peer"
+REFUSED = f"UNKNOWN: {AT}Failed to connect to remote host: Connection refused"
+SSL = "SSL_ERROR_SSL: error:1000007d:SSL routines:OPENSSL_internal:CERTIFICATE_VERIFY_FAILED"
+NO_TLS = "SSL_ERROR_SSL: error:100000f7:SSL routines:OPENSSL_internal:WRONG_VERSION_NUMBER"
+OLD, NEW = "Ssl handshake failed: ", "Tls handshake failed (TSI_PROTOCOL_FAILURE): "
+OTHER_HOST = "its certificate is for another host than this address names"
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Credentials:
+    """A certificate with which nothing is wrong."""
+    return Authority(tmp_path_factory.mktemp("causes") / "ca").issue("ann", "operator")
+
+
+def said(text: str, credentials: Credentials | None) -> str:
+    return str(explained(UnavailableError(text), ADDRESS, credentials))
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        (CLOSED, "it does not believe the certificate {certificate}"),
+        (RESET, "it does not believe the certificate {certificate}"),
+        (
+            f"{NEVER}UNKNOWN: {AT}{NEW}{SSL}: unable to get local issuer certificate: OK",
+            "its certificate is not one that {ca} vouches for: unable to get local issuer "
+            "certificate",
+        ),
+        (
+            f"{NEVER}UNKNOWN: {AT}{OLD}{SSL}",
+            "its certificate is not one that {ca} vouches for",
+        ),
+        (
+            f"{NEVER}UNKNOWN: {AT}Custom verification check failed with error: UNAUTHENTICATED: "
+            "Hostname Verification Check failed.",
+            OTHER_HOST,
+        ),
+        (f"{NEVER}UNKNOWN: {AT}Peer name 127.0.0.1 is not in peer certificate", OTHER_HOST),
+        (
+            f"{NEVER}UNKNOWN: {AT}{NEW}{NO_TLS}: Invalid certificate verification context: OK",
+            "it does not speak TLS, or is not rankdumpd",
+        ),
+        (f"{NEVER}UNKNOWN: {AT}{OLD}{NO_TLS}", "it does not speak TLS, or is not rankdumpd"),
+        (f"{NEVER}{REFUSED}", REFUSED),
+        ("Deadline Exceeded", "Deadline Exceeded"),
+    ],
+)
+def test_with_a_certificate_that_is_right(own: Credentials, text: str, cause: str):
+    """What is wrong is then the server's, or what the server thinks of it."""
+    assert said(text, own) == cause.format(**dataclasses.asdict(own))
+
+
+@pytest.mark.parametrize("text", [CLOSED, RESET])
+@pytest.mark.parametrize("credentials", [None, Credentials()])
+def test_without_one(text: str, credentials: Credentials | None):
+    assert said(text, credentials).startswith("it closes connections in the clear: it may want")
+    assert said(f"{NEVER}{REFUSED}", credentials) == REFUSED
+
+
+def test_the_own_certificate_comes_first(tmp_path: Path):
+    """Whatever gRPC says: a connection that is closed says nothing of its cause."""
+    authority = Authority(tmp_path / "ca")
+    expired = authority.issue_expired("old", "operator")
+    for text in (CLOSED, RESET, f"{NEVER}{REFUSED}"):
+        assert said(text, expired).endswith("is not valid: certificate has expired")
+    gone = dataclasses.replace(expired, key=str(tmp_path / "none"))
+    assert said(CLOSED, gone).endswith("No such file or directory")
+
+
+def test_a_socket_needs_no_explanation(own: Credentials):
+    text = f"{NEVER}UNAVAILABLE: unix:/run/a.sock: Socket closed"
+    error = explained(UnavailableError(text), "unix:/run/a.sock", own)
+    assert str(error) == "UNAVAILABLE: unix:/run/a.sock: Socket closed"
+
+
+def test_a_connection_that_broke_is_no_matter_of_certificates(own: Credentials):
+    """It stood before: what was believed then is believed."""
+    assert said("Socket closed", own) == "Socket closed"
