@@ -75,7 +75,9 @@ def _frames() -> Iterator[bytes]:
     yield cut.SerializeToString()
     chunk = agent_pb2.Chunk(offset=8, data=data[8:])
     yield agent_pb2.Frame(sequence=2, chunk=chunk).SerializeToString()
-    for sequence, declaration in enumerate(samples.DECLARATIONS, 3):
+    gone = agent_pb2.Lost(iteration=samples.HEAD.key.iteration, tensors=3, reason="corrupted")
+    yield agent_pb2.Frame(sequence=3, lost=gone).SerializeToString()
+    for sequence, declaration in enumerate(samples.DECLARATIONS, 4):
         yield declaration_frame(sequence, declaration).SerializeToString()
 
 
