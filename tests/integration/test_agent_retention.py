@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import shutil
 from collections.abc import Generator
@@ -245,6 +246,84 @@ class TestRemoving:
         with house(state, Policy(1, retain_bytes=1)) as some:
             assert some.removed() == [0]
         assert {path.name for path in folder.iterdir()} == {"notes.txt", "statistic.csv"}
+
+    @pytest.mark.parametrize("place", ["rank_0/Net", "rank_0/Net/0", "rank_0/Net/0/0"])
+    def test_a_link_in_the_place_of_a_folder(self, make_agent, send, state, short_dir, place):
+        """What it leads to stays, whatever it is called; all else goes."""
+        agent = make_agent()
+        rank, _ = send(agent, 2)
+        agent.stop()
+        outside = short_dir / "outside"
+        shutil.copytree(rank.root / place, outside)
+        before = {path: path.stat() for path in outside.rglob("*")}
+        (rank.root / place).rename(short_dir / "moved")
+        (rank.root / place).symlink_to(outside)
+        with house(state, Policy(1, retain_bytes=1)) as some:
+            assert some.removed() == [0, 1]
+            assert some.keeper.findings() == []
+        assert {path: path.stat() for path in outside.rglob("*")} == before
+        assert not any((rank.root / "rank_0/.dump_metadata/manifest").iterdir())
+        assert (rank.root / place).is_symlink()
+
+    @pytest.mark.parametrize("begun", [False, True])
+    def test_a_link_above_its_manifests_is_said(self, make_agent, send, state, short_dir, begun):
+        """What cannot be found out is not begun, what was begun not finished."""
+        agent = make_agent()
+        rank, _ = send(agent, 1)
+        agent.stop()
+        if begun:
+            policy = Policy(1, retain_bytes=1)
+            with house(state, policy) as first, pytest.MonkeyPatch.context() as patched:
+                patched.setattr(retain, "remove", lambda part, *, shared: pytest.fail("no step"))
+                with pytest.raises(pytest.fail.Exception):
+                    first.removed()
+        outside = short_dir / "outside"
+        shutil.copytree(rank.root / "rank_0", outside)
+        (rank.root / "rank_0").rename(short_dir / "moved")
+        (rank.root / "rank_0").symlink_to(outside)
+        before = {path: path.stat() for path in outside.rglob("*")}
+        with house(state, Policy(1, retain_bytes=1)) as some:
+            assert some.removed() == []
+            (said,) = some.keeper.findings()
+            assert "a link stands in the place of a folder" in said
+        assert {path: path.stat() for path in outside.rglob("*")} == before
+
+    def test_a_folder_that_becomes_a_link_meanwhile(
+        self, make_agent, send, state, short_dir, monkeypatch
+    ):
+        """Between any two steps."""
+        agent = make_agent()
+        rank, _ = send(agent, 1)
+        agent.stop()
+        folder, outside = rank.root / "rank_0/Net/0/0", short_dir / "outside"
+        steps_taken = retain.remove
+
+        def swapped(part, *, shared):
+            for number, step in enumerate(steps_taken(part, shared=shared)):
+                if number == 2:
+                    shutil.copytree(folder, outside)
+                    folder.rename(short_dir / "moved")
+                    folder.symlink_to(outside)
+                yield step
+
+        monkeypatch.setattr(retain, "remove", swapped)
+        with house(state, Policy(1, retain_bytes=1)) as some:
+            assert some.removed() == [0]
+        assert {path.name for path in outside.iterdir()} == {"statistic.csv"}
+
+    def test_it_waits_while_the_tree_is_mended(self, make_agent, send, state):
+        """What was begun is gone on with when the tree is free again."""
+        agent = make_agent()
+        rank, _ = send(agent, 1)
+        agent.stop()
+        with house(state, Policy(1, retain_bytes=1)) as some:
+            with (rank.root / ".rankdump/agent.lock").open() as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                assert some.removed() == []
+                (said,) = some.keeper.findings()
+                assert "is being mended" in said
+            assert some.removed() == [0]
+            assert some.keeper.findings() == []
 
     def test_a_tree_that_is_gone_holds_nothing_up(self, make_agent, send, state):
         """What people removed themselves is done with."""

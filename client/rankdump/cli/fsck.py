@@ -54,6 +54,8 @@ def fsck(
         raise click.UsageError("--rebuild and --state-dir DIR go together")
     if rebuild and repair:
         raise click.UsageError("--repair and --rebuild do not go together: repair first")
+    if repair:
+        room.check_left(tree)
     with counting("checking") as tell:
         report = room.check_tree(tree, workers=jobs or _threads(), tell=tell)
     if repair:

@@ -75,6 +75,8 @@ class Registry:
                     "session %s cannot be taken up again", session_id, extra=about(row.request)
                 )
                 continue
+            # What is due waits, too, while somebody mends the tree.
+            session.introduced = session.outlet.hold.take_again()
             self._sessions[row.request.session_id] = session
         return self.all()
 
@@ -118,6 +120,7 @@ class Registry:
                     f"session {session_id!r}: the token is not the one it was given"
                 )
             self._check_alone(session.request)
+            _hold(session)
             self._lobby.leave(session_id)
             session.connect(listener)
             return session
@@ -136,6 +139,18 @@ class Registry:
         with self._lock:
             self._expire()
             return list(self._sessions.values())
+
+    def let_go(self) -> None:
+        """Hold no longer the trees of sessions that have said goodbye and are done with."""
+        with self._lock:
+            for session in self._sessions.values():
+                if session.closed and session.over:
+                    session.outlet.hold.let_go()
+
+    def close(self) -> None:
+        """Hold no tree any more."""
+        for session in self.all():
+            session.outlet.hold.let_go()
 
     def refuse(self) -> None:
         """Let nobody in from now on."""
@@ -210,6 +225,16 @@ def _check_same(known: SessionRequest, request: SessionRequest) -> None:
     for name in ("job_id", "rank", "world_size", "device", "plan_json"):
         if getattr(known, name) != getattr(request, name):
             raise RefusedError(f"session {request.session_id!r} was opened with another {name}")
+
+
+def _hold(session: Session) -> None:
+    """Hold the tree of a session that may have let go of it since it was opened."""
+    try:
+        session.outlet.hold.take()
+    except BlockingIOError as error:
+        raise UnavailableError(f"session {session.request.session_id!r}: {error}") from None
+    except OSError:
+        return  # without room its records are counted as dropped
 
 
 def _introduce(session: Session, request: SessionRequest) -> None:
