@@ -14,8 +14,11 @@ import numpy as np
 import pytest
 
 from rankdump import reader
+from rankdump.cli.commands import answer
+from rankdump.contract.errors import DamagedError
 from rankdump.contract.plan import Content
 from rankdump.contract.retired import Retired
+from rankdump.diff.run import compare
 from rankdump.fsck import check_tree
 from rankdump.wire.v1 import agent_pb2
 from rankdumpd.agent import retain
@@ -200,6 +203,9 @@ class TestRemoving:
             patched.setattr(retain, "remove", cut)
             with pytest.raises(Killed):
                 killed.removed()
+        # Before its manifest is hidden nothing is gone; after that one line says what goes on.
+        damages = check_tree(rank.root, workers=1).damages
+        assert [damage.kind.value for damage in damages] == ["leftover"] * (1 <= steps <= 3)
         with house(state, policy) as after:
             assert after.removed() == [0]
             assert after.ledger.retention.counts() == {"job": 1}
@@ -347,6 +353,74 @@ class TestRemoving:
             assert some.removed() == [1]
             (said,) = some.keeper.findings()
             assert "manifest cannot be read" in said
+
+
+class TestReaders:
+    """What is gone on purpose is not missing to anybody."""
+
+    @pytest.fixture
+    def pair(self, make_agent, send, state, short_dir) -> tuple[Path, Path]:
+        """Two dumps of the same three iterations; of the second, 0 and 1 are retired."""
+        agent = make_agent()
+        whole, _ = send(agent, 3, session_id="whole", job_id="whole", root=short_dir / "whole")
+        less, _ = send(agent, 3, session_id="less", job_id="less", root=short_dir / "less")
+        agent.stop()
+        with house(state, Policy(1)) as some:
+            some.ledger.retention.pin("whole", True)
+            kept = some.usage.of_job("whole") + SIZE + 128
+        with house(state, Policy(1, retain_bytes=kept + 2 * SIZE + 128)) as some:
+            assert some.removed() == [0, 1]
+        return whole.root, less.root
+
+    @pytest.mark.parametrize("swapped", [False, True])
+    def test_diff(self, pair, swapped):
+        """The rest is compared; what the other side has alone is retired here."""
+        a, b = reversed(pair) if swapped else pair
+        report = compare(a, b)
+        mine, its = ("b", "a") if swapped else ("a", "b")
+        assert report.notes == (f"{its} has retired iterations 0, 1 of rank 0, which {mine} has",)
+        assert {(row.iteration, row.outcome.verdict) for row in report.rows} == {(2, "equal")}
+
+    def test_diff_of_one_iteration_each(self, pair):
+        """Numbers that differ belong together only where nothing says that they do not."""
+        whole, less = pair
+        with pytest.raises(DamagedError, match="both have; b has retired iteration 1 of rank 0"):
+            compare(reader.open(whole).where(iteration=1), reader.open(less))
+        assert compare(whole, less, iteration_a=1, iteration_b=2).notes == ()
+        with pytest.raises(DamagedError, match="rank 0: iteration 1 is retired: removed by age"):
+            compare(whole, less, iteration=1)
+
+    def test_diff_while_files_go(self, pair, state, monkeypatch):
+        """Files of an iteration that is being removed are compared with nothing."""
+        whole, less = pair
+        manifests = less / "rank_0/.dump_metadata/manifest"
+        (newest,) = manifests.glob("iteration_2.*.json")
+        line = Retired("less", "less", 0, 2, 1, "age").to_line()
+        with (less / "rank_0/.dump_metadata/retired.jsonl").open("a") as lines:
+            lines.write(f"{line}\n")
+        newest.rename(newest.with_name(f".{newest.name}"))
+        assert next((less / "rank_0/Net/0/2").glob("*.npy"))
+        with pytest.raises(DamagedError, match="rank 0: iteration 0-2 is retired"):
+            compare(whole, less)
+
+    def test_fsck(self, pair, capsys):
+        _, less = pair
+        report = check_tree(less, workers=1)
+        said = "rank 0: iteration 0-1 is retired: removed by age or for room"
+        assert (report.damages, report.unchecked, report.retired) == ((), (), (said,))
+        assert answer(["fsck", str(less)]) == 0
+        assert said in capsys.readouterr().out
+        path = less / "rank_0/.dump_metadata/retired.jsonl"
+        path.chmod(0o600)
+        path.write_text(path.read_text() + '{"torn"\n')
+        (damage,) = check_tree(less, workers=1).damages
+        assert (damage.kind.value, damage.path) == ("torn", str(path.relative_to(less)))
+
+    def test_a_dump_says_it(self, pair):
+        dump = reader.open(pair[1])
+        assert dump.retired == ((0, 0), (0, 1))
+        assert dump.where(iteration="1-2", side="input").retired == ((0, 1),)
+        assert dump.where(rank=1).retired == ()
 
 
 def test_a_session_below_the_floor_hears_of_it_at_once(make_agent, make_rank):

@@ -221,13 +221,14 @@ class TestAgent:
 
         agent = make_agent()
         monkeypatch.setattr(holds.fcntl, "flock", flock)
+        root = make_rank(agent.address).root
         for number in range(2):
             rank = make_rank(agent.address, rank=number, world_size=2, session_id=f"s{number}")
             rank.open()
             stream = rank.push().send(frames.record(1, ARRAY + number), frames.end(2, 0, 1))
             assert stream.send(frames.goodbye(3)).finish() is grpc.StatusCode.OK
         assert sum("without a lock" in record.message for record in caplog.records) == 1
-        report = mend(rank.root, check_tree(rank.root, workers=1))
+        report = mend(root, check_tree(root, workers=1))
         assert report.damages == ()
         assert any("has no locks" in sentence for sentence in report.unchecked)
 

@@ -87,7 +87,7 @@ def _lines(tree: Path, report: Report) -> list[str]:
             more = len(some) - _MOST_LINES
             lines += [f"{kind.value}: {more:,} more, which --json names"] if more > 0 else []
             lines.append(f"  {kind.value}: {ADVICE[kind]}")
-    lines += report.unchecked
+    lines += (*report.unchecked, *report.retired)
     return [*lines, _summary(tree, report)]
 
 
