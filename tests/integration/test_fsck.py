@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+from integration.conftest import STAMP
 from suites.flips import flipped
 
 from rankdump.cli.commands import answer
@@ -183,6 +185,50 @@ def test_each_word(dumped, short_dir):
     left = mend(root, report)
     assert [damage.path for damage in left.mended] == [str((folder / ".s-7.tmp").relative_to(root))]
     assert check_tree(root, workers=2).damages == left.damages
+
+
+@pytest.mark.parametrize(
+    ("layout", "tables"),
+    [("mindspore-sync", "folder"), ("cann", "operator"), ("cann-op-step", "operator")],
+)
+def test_rows_that_are_not_those_of_their_manifest(make_agent, make_rank, frames, layout, tables):
+    """Each row that a manifest names is in a table, with its operator, type and shape."""
+    output = {"layout": layout, **({} if layout == "mindspore-sync" else {"started": STARTED})}
+    content = Content("statistic", ("max", "min"), tables=tables)
+    agent = make_agent()
+    rank = make_rank(agent.address, output=output, content=content)
+    rank.open()
+    arrays = [np.ones((3, number), np.float32) for number in (1, 2)]
+    arrays.append(np.ones(4, np.int32))
+    stream, sequence = rank.push(), 0
+    for iteration in range(2):
+        for number, array in enumerate(arrays):
+            sequence += 1
+            about = {"op_name": f"Default/{number}, x/X-op0", "iteration": iteration}
+            stream.send(frames.figures(sequence, [(array, "1,2")], **about))
+        sequence += 1
+        stream.send(frames.end(sequence, iteration, len(arrays)))
+    stream.send(frames.goodbye(sequence + 1, 2)).wait_acknowledged(sequence + 1)
+    stream.finish()
+    agent.stop()
+    assert check_tree(rank.root, workers=1).damages == ()
+    table = min(rank.root.rglob("*.csv"), key=lambda path: ("order" in str(path), str(path)))
+    table.chmod(0o600)
+    whole = table.read_text()
+    spoilt = {
+        "shape": re.sub(r"3,1\)|3x1", lambda found: found[0].replace("3", "7"), whole),
+        "type": whole.replace("float32", "float16").replace("DT_FLOAT", "DT_INT8"),
+        "side": whole.replace("output", "inputs").replace("Output", "Inputs"),
+    }
+    if tables == "folder":
+        spoilt["name"] = whole.replace("Default_0", "Default_9")
+        spoilt["time"] = whole.replace(str(STAMP + 1), str(STAMP + 99))
+    for text in spoilt.values():
+        assert text != whole
+        table.write_text(text)
+        assert check_tree(rank.root, workers=1).damages != (), text
+    table.write_text(whole)
+    assert check_tree(rank.root, workers=1).damages == ()
 
 
 def test_iteration_that_does_not_add_up(dumped):
