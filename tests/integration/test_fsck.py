@@ -198,7 +198,7 @@ def test_rows_that_are_not_those_of_their_manifest(make_agent, make_rank, frames
     agent = make_agent()
     rank = make_rank(agent.address, output=output, content=content)
     rank.open()
-    arrays = [np.ones((3, number), np.float32) for number in (1, 2)]
+    arrays: list[np.ndarray] = [np.ones((3, number), np.float32) for number in (1, 2)]
     arrays.append(np.ones(4, np.int32))
     stream, sequence = rank.push(), 0
     for iteration in range(2):
