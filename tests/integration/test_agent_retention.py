@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import shutil
 from collections.abc import Generator
@@ -13,8 +14,11 @@ import numpy as np
 import pytest
 
 from rankdump import reader
+from rankdump.cli.commands import answer
+from rankdump.contract.errors import DamagedError
 from rankdump.contract.plan import Content
 from rankdump.contract.retired import Retired
+from rankdump.diff.run import compare
 from rankdump.fsck import check_tree
 from rankdump.wire.v1 import agent_pb2
 from rankdumpd.agent import retain
@@ -199,6 +203,9 @@ class TestRemoving:
             patched.setattr(retain, "remove", cut)
             with pytest.raises(Killed):
                 killed.removed()
+        # Before its manifest is hidden nothing is gone; after that one line says what goes on.
+        damages = check_tree(rank.root, workers=1).damages
+        assert [damage.kind.value for damage in damages] == ["leftover"] * (1 <= steps <= 3)
         with house(state, policy) as after:
             assert after.removed() == [0]
             assert after.ledger.retention.counts() == {"job": 1}
@@ -246,6 +253,84 @@ class TestRemoving:
             assert some.removed() == [0]
         assert {path.name for path in folder.iterdir()} == {"notes.txt", "statistic.csv"}
 
+    @pytest.mark.parametrize("place", ["rank_0/Net", "rank_0/Net/0", "rank_0/Net/0/0"])
+    def test_a_link_in_the_place_of_a_folder(self, make_agent, send, state, short_dir, place):
+        """What it leads to stays, whatever it is called; all else goes."""
+        agent = make_agent()
+        rank, _ = send(agent, 2)
+        agent.stop()
+        outside = short_dir / "outside"
+        shutil.copytree(rank.root / place, outside)
+        before = {path: path.stat() for path in outside.rglob("*")}
+        (rank.root / place).rename(short_dir / "moved")
+        (rank.root / place).symlink_to(outside)
+        with house(state, Policy(1, retain_bytes=1)) as some:
+            assert some.removed() == [0, 1]
+            assert some.keeper.findings() == []
+        assert {path: path.stat() for path in outside.rglob("*")} == before
+        assert not any((rank.root / "rank_0/.dump_metadata/manifest").iterdir())
+        assert (rank.root / place).is_symlink()
+
+    @pytest.mark.parametrize("begun", [False, True])
+    def test_a_link_above_its_manifests_is_said(self, make_agent, send, state, short_dir, begun):
+        """What cannot be found out is not begun, what was begun not finished."""
+        agent = make_agent()
+        rank, _ = send(agent, 1)
+        agent.stop()
+        if begun:
+            policy = Policy(1, retain_bytes=1)
+            with house(state, policy) as first, pytest.MonkeyPatch.context() as patched:
+                patched.setattr(retain, "remove", lambda part, *, shared: pytest.fail("no step"))
+                with pytest.raises(pytest.fail.Exception):
+                    first.removed()
+        outside = short_dir / "outside"
+        shutil.copytree(rank.root / "rank_0", outside)
+        (rank.root / "rank_0").rename(short_dir / "moved")
+        (rank.root / "rank_0").symlink_to(outside)
+        before = {path: path.stat() for path in outside.rglob("*")}
+        with house(state, Policy(1, retain_bytes=1)) as some:
+            assert some.removed() == []
+            (said,) = some.keeper.findings()
+            assert "a link stands in the place of a folder" in said
+        assert {path: path.stat() for path in outside.rglob("*")} == before
+
+    def test_a_folder_that_becomes_a_link_meanwhile(
+        self, make_agent, send, state, short_dir, monkeypatch
+    ):
+        """Between any two steps."""
+        agent = make_agent()
+        rank, _ = send(agent, 1)
+        agent.stop()
+        folder, outside = rank.root / "rank_0/Net/0/0", short_dir / "outside"
+        steps_taken = retain.remove
+
+        def swapped(part, *, shared):
+            for number, step in enumerate(steps_taken(part, shared=shared)):
+                if number == 2:
+                    shutil.copytree(folder, outside)
+                    folder.rename(short_dir / "moved")
+                    folder.symlink_to(outside)
+                yield step
+
+        monkeypatch.setattr(retain, "remove", swapped)
+        with house(state, Policy(1, retain_bytes=1)) as some:
+            assert some.removed() == [0]
+        assert {path.name for path in outside.iterdir()} == {"statistic.csv"}
+
+    def test_it_waits_while_the_tree_is_mended(self, make_agent, send, state):
+        """What was begun is gone on with when the tree is free again."""
+        agent = make_agent()
+        rank, _ = send(agent, 1)
+        agent.stop()
+        with house(state, Policy(1, retain_bytes=1)) as some:
+            with (rank.root / ".rankdump/agent.lock").open() as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                assert some.removed() == []
+                (said,) = some.keeper.findings()
+                assert "is being mended" in said
+            assert some.removed() == [0]
+            assert some.keeper.findings() == []
+
     def test_a_tree_that_is_gone_holds_nothing_up(self, make_agent, send, state):
         """What people removed themselves is done with."""
         agent = make_agent()
@@ -268,6 +353,74 @@ class TestRemoving:
             assert some.removed() == [1]
             (said,) = some.keeper.findings()
             assert "manifest cannot be read" in said
+
+
+class TestReaders:
+    """What is gone on purpose is not missing to anybody."""
+
+    @pytest.fixture
+    def pair(self, make_agent, send, state, short_dir) -> tuple[Path, Path]:
+        """Two dumps of the same three iterations; of the second, 0 and 1 are retired."""
+        agent = make_agent()
+        whole, _ = send(agent, 3, session_id="whole", job_id="whole", root=short_dir / "whole")
+        less, _ = send(agent, 3, session_id="less", job_id="less", root=short_dir / "less")
+        agent.stop()
+        with house(state, Policy(1)) as some:
+            some.ledger.retention.pin("whole", True)
+            kept = some.usage.of_job("whole") + SIZE + 128
+        with house(state, Policy(1, retain_bytes=kept + 2 * SIZE + 128)) as some:
+            assert some.removed() == [0, 1]
+        return whole.root, less.root
+
+    @pytest.mark.parametrize("swapped", [False, True])
+    def test_diff(self, pair, swapped):
+        """The rest is compared; what the other side has alone is retired here."""
+        a, b = reversed(pair) if swapped else pair
+        report = compare(a, b)
+        mine, its = ("b", "a") if swapped else ("a", "b")
+        assert report.notes == (f"{its} has retired iterations 0, 1 of rank 0, which {mine} has",)
+        assert {(row.iteration, row.outcome.verdict) for row in report.rows} == {(2, "equal")}
+
+    def test_diff_of_one_iteration_each(self, pair):
+        """Numbers that differ belong together only where nothing says that they do not."""
+        whole, less = pair
+        with pytest.raises(DamagedError, match="both have; b has retired iteration 1 of rank 0"):
+            compare(reader.open(whole).where(iteration=1), reader.open(less))
+        assert compare(whole, less, iteration_a=1, iteration_b=2).notes == ()
+        with pytest.raises(DamagedError, match="rank 0: iteration 1 is retired: removed by age"):
+            compare(whole, less, iteration=1)
+
+    def test_diff_while_files_go(self, pair, state, monkeypatch):
+        """Files of an iteration that is being removed are compared with nothing."""
+        whole, less = pair
+        manifests = less / "rank_0/.dump_metadata/manifest"
+        (newest,) = manifests.glob("iteration_2.*.json")
+        line = Retired("less", "less", 0, 2, 1, "age").to_line()
+        with (less / "rank_0/.dump_metadata/retired.jsonl").open("a") as lines:
+            lines.write(f"{line}\n")
+        newest.rename(newest.with_name(f".{newest.name}"))
+        assert next((less / "rank_0/Net/0/2").glob("*.npy"))
+        with pytest.raises(DamagedError, match="rank 0: iteration 0-2 is retired"):
+            compare(whole, less)
+
+    def test_fsck(self, pair, capsys):
+        _, less = pair
+        report = check_tree(less, workers=1)
+        said = "rank 0: iteration 0-1 is retired: removed by age or for room"
+        assert (report.damages, report.unchecked, report.retired) == ((), (), (said,))
+        assert answer(["fsck", str(less)]) == 0
+        assert said in capsys.readouterr().out
+        path = less / "rank_0/.dump_metadata/retired.jsonl"
+        path.chmod(0o600)
+        path.write_text(path.read_text() + '{"torn"\n')
+        (damage,) = check_tree(less, workers=1).damages
+        assert (damage.kind.value, damage.path) == ("torn", str(path.relative_to(less)))
+
+    def test_a_dump_says_it(self, pair):
+        dump = reader.open(pair[1])
+        assert dump.retired == ((0, 0), (0, 1))
+        assert dump.where(iteration="1-2", side="input").retired == ((0, 1),)
+        assert dump.where(rank=1).retired == ()
 
 
 def test_a_session_below_the_floor_hears_of_it_at_once(make_agent, make_rank):

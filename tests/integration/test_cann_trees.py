@@ -108,7 +108,7 @@ def read(root: Path, path: str, member: str) -> np.ndarray:
 
 
 def tensors(root: Path) -> list[Path]:
-    beside = (".dump_metadata", "execution_order", "graphs")
+    beside = (".dump_metadata", ".rankdump", "execution_order", "graphs")
     return sorted(
         path
         for path in root.rglob("*")

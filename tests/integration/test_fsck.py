@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import random
+import re
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+from integration.conftest import STAMP
 from suites.flips import flipped
 
 from rankdump.cli.commands import answer
@@ -50,10 +51,12 @@ LARGE = ("Default/c/Large-op0", OUT, 0, RANDOM.random(20_000), "")
 
 @pytest.fixture
 def dumped(make_agent, make_rank, frames, short_dir):
-    """Makes trees of an agent, of two iterations."""
+    """Makes trees of an agent, of two iterations; it has left by then."""
     agent = make_agent()
+    agent.stop()
 
     def make(form: str, codec: str = "zstd", tensors=(*TENSORS, LARGE)) -> Path:
+        agent.start()
         output, content = FORMS[form]
         root = short_dir / f"{form}-{codec}-{len(tensors)}"
         who = root.name
@@ -90,6 +93,7 @@ def dumped(make_agent, make_rank, frames, short_dir):
             stream.send(frames.end(sequence, iteration, len(tensors)))
         stream.send(frames.goodbye(sequence + 1, 2)).wait_acknowledged(sequence + 1)
         stream.finish()
+        agent.stop()
         return root
 
     return make
@@ -183,6 +187,50 @@ def test_each_word(dumped, short_dir):
     assert check_tree(root, workers=2).damages == left.damages
 
 
+@pytest.mark.parametrize(
+    ("layout", "tables"),
+    [("mindspore-sync", "folder"), ("cann", "operator"), ("cann-op-step", "operator")],
+)
+def test_rows_that_are_not_those_of_their_manifest(make_agent, make_rank, frames, layout, tables):
+    """Each row that a manifest names is in a table, with its operator, type and shape."""
+    output = {"layout": layout, **({} if layout == "mindspore-sync" else {"started": STARTED})}
+    content = Content("statistic", ("max", "min"), tables=tables)
+    agent = make_agent()
+    rank = make_rank(agent.address, output=output, content=content)
+    rank.open()
+    arrays: list[np.ndarray] = [np.ones((3, number), np.float32) for number in (1, 2)]
+    arrays.append(np.ones(4, np.int32))
+    stream, sequence = rank.push(), 0
+    for iteration in range(2):
+        for number, array in enumerate(arrays):
+            sequence += 1
+            about = {"op_name": f"Default/{number}, x/X-op0", "iteration": iteration}
+            stream.send(frames.figures(sequence, [(array, "1,2")], **about))
+        sequence += 1
+        stream.send(frames.end(sequence, iteration, len(arrays)))
+    stream.send(frames.goodbye(sequence + 1, 2)).wait_acknowledged(sequence + 1)
+    stream.finish()
+    agent.stop()
+    assert check_tree(rank.root, workers=1).damages == ()
+    table = min(rank.root.rglob("*.csv"), key=lambda path: ("order" in str(path), str(path)))
+    table.chmod(0o600)
+    whole = table.read_text()
+    spoilt = {
+        "shape": re.sub(r"3,1\)|3x1", lambda found: found[0].replace("3", "7"), whole),
+        "type": whole.replace("float32", "float16").replace("DT_FLOAT", "DT_INT8"),
+        "side": whole.replace("output", "inputs").replace("Output", "Inputs"),
+    }
+    if tables == "folder":
+        spoilt["name"] = whole.replace("Default_0", "Default_9")
+        spoilt["time"] = whole.replace(str(STAMP + 1), str(STAMP + 99))
+    for text in spoilt.values():
+        assert text != whole
+        table.write_text(text)
+        assert check_tree(rank.root, workers=1).damages != (), text
+    table.write_text(whole)
+    assert check_tree(rank.root, workers=1).damages == ()
+
+
 def test_iteration_that_does_not_add_up(dumped):
     root = dumped("npy")
     (path,) = root.rglob("iteration_0.*.json")
@@ -210,16 +258,10 @@ def test_files_of_an_operators_tensors_left_by_a_crash(dumped):
     assert check_tree(root, workers=1).damages == ()
 
 
-def test_repair_waits_for_the_agent(dumped, capsys):
+def test_repair_leaves_what_is_being_written(dumped, capsys):
     root = dumped("npy")
-    (root / ".rankdump").mkdir()
-    lock = (root / ".rankdump/agent.lock").open("w")
     leftover = root / "rank_0/Net/0/0/.x.tmp"
     with leftover.open("w") as writer:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        assert answer(["fsck", "--repair", str(root)]) == 1
-        assert "an agent writes to it" in capsys.readouterr().err
-        lock.close()
         assert answer(["fsck", "--repair", str(root)]) == 1
         assert "leftover: rank_0/Net/0/0/.x.tmp" in capsys.readouterr().out
         assert not writer.closed

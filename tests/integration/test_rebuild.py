@@ -9,11 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from suites.slab_rooms import wait_until
 
 from rankdump.cli.commands import answer
 from rankdump.contract.errors import ConfigError, DamagedError
 from rankdump.contract.manifest import Manifest
 from rankdump.contract.plan import Content
+from rankdump.contract.retired import Retired
 from rankdump.fsck import check_tree
 from rankdump.wire.views import view_from_wire
 from rankdumpd.agent.ledger import Ledger
@@ -131,6 +133,61 @@ def test_rows_of_figures_and_sessions_without_numbers(make_agent, make_rank, fra
     assert dataclasses.astuple(rebuild(rank.root, short_dir / "two")) == (1, 1, 5)
     agent.start()
     assert not rows(short_dir / "two", "SELECT 1 FROM sessions WHERE state <> 'closed'")
+
+
+def npys(rank) -> list[Path]:
+    return list(rank.root.rglob("*.npy*"))
+
+
+def retired_of(rank) -> list[int]:
+    return [job.retired_iterations for job in rank.status().usage]
+
+
+def test_what_was_retired_stays_so(make_agent, make_rank, frames, short_dir):
+    """Status says it after a rebuild as before, and nothing of it is removed again."""
+    agent = make_agent(retain_bytes=1)
+    rank = make_rank(agent.address)
+    rank.open()
+    sent = frames_of(frames, 3)
+    rank.push().send(*sent).wait_acknowledged(len(sent))
+    while agent.agent._keeper.look():
+        pass
+    assert retired_of(rank) == [2]
+    query = "SELECT session_id, iteration, began_us, done FROM retired"
+    before = rows(short_dir / "state", query)
+    agent.stop()
+    shutil.rmtree(short_dir / "state")
+    assert dataclasses.astuple(rebuild(rank.root, short_dir / "state")) == (1, 1, 3)
+    assert rows(short_dir / "state", query) == before
+    taken = sum(path.stat().st_size for path in {p.stat().st_ino: p for p in npys(rank)}.values())
+    again = make_agent()
+    assert retired_of(rank) == [2]
+    assert rank.status().usage[0].bytes_stored == taken
+    assert again.agent._ledger.retention.unfinished() == []
+
+
+def test_a_removal_that_was_cut_is_finished(make_agent, make_rank, frames, short_dir):
+    """The hidden manifest says which files are left, and a session of nothing else is there."""
+    agent = make_agent()
+    rank = make_rank(agent.address)
+    rank.open()
+    sent = frames_of(frames, 1)
+    rank.push().send(*sent).wait_acknowledged(len(sent))
+    agent.stop()
+    shutil.rmtree(short_dir / "state")
+    (manifest,) = rank.root.rglob("iteration_0.*.json")
+    manifest.rename(manifest.with_name(f".{manifest.name}"))
+    lines = [Retired("job", "session0000", 0, 0, 7, "age"), Retired("job", "older", 0, 5, 6, "age")]
+    text = "".join(f"{line.to_line()}\n" for line in (lines[0], *lines))
+    (rank.root / "rank_0/.dump_metadata/retired.jsonl").write_text(text + '{"torn')
+    assert dataclasses.astuple(rebuild(rank.root, short_dir / "state")) == (2, 0, 0)
+    query = "SELECT session_id, iteration, done FROM retired ORDER BY session_id"
+    assert rows(short_dir / "state", query) == [("older", 5, 1), ("session0000", 0, 0)]
+    assert npys(rank)
+    agent.start()
+    wait_until(lambda: agent.agent._ledger.retention.counts() == {"job": 2})
+    assert npys(rank) == []
+    assert check_tree(rank.root, workers=1).damages == ()
 
 
 def test_what_is_refused(make_agent, make_rank, frames, short_dir, capfd):

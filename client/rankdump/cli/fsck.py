@@ -54,6 +54,8 @@ def fsck(
         raise click.UsageError("--rebuild and --state-dir DIR go together")
     if rebuild and repair:
         raise click.UsageError("--repair and --rebuild do not go together: repair first")
+    if repair:
+        room.check_left(tree)
     with counting("checking") as tell:
         report = room.check_tree(tree, workers=jobs or _threads(), tell=tell)
     if repair:
@@ -85,7 +87,7 @@ def _lines(tree: Path, report: Report) -> list[str]:
             more = len(some) - _MOST_LINES
             lines += [f"{kind.value}: {more:,} more, which --json names"] if more > 0 else []
             lines.append(f"  {kind.value}: {ADVICE[kind]}")
-    lines += report.unchecked
+    lines += (*report.unchecked, *report.retired)
     return [*lines, _summary(tree, report)]
 
 

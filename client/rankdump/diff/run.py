@@ -20,7 +20,7 @@ from rankdump.diff.pool import outcomes
 from rankdump.diff.programs import programs_of
 from rankdump.diff.suspects import Sides, origins
 from rankdump.diff.values import Program, Report, Row, Settings, Tolerances
-from rankdump.reader import Dump, Filters, collector_paused
+from rankdump.reader import Dump, Filters, collector_paused, retired_sentences
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -133,10 +133,20 @@ def _side(
     filters = cast("Filters", given)
     left = dump.where(**filters) if filters else dump
     notes.extend(dump.problems)
-    programs = programs_of(left, notes)
+    gone = set(left.retired)
+    found = programs_of(left, notes)
+    # While files go, some of them are there; rows that stay are whole.
+    programs = [p for p in found if (p.rank, p.iteration) not in gone or not _has_files(p)]
+    if not programs and gone:
+        said = "; ".join(retired_sentences(gone))
+        raise DamagedError(f"{dump.root}: nothing to compare: {said}")
     if not programs:
         raise _nothing_left(dump, filters)
     return _Side(label, left, programs)
+
+
+def _has_files(program: Program) -> bool:
+    return any(tensor.entry for call in program.calls for tensor in call.tensors)
 
 
 def _nothing_left(dump: Dump, filters: Filters) -> Exception:
@@ -166,11 +176,13 @@ def _rows(
     progress: Callable[[int, int], None] | None,
 ) -> tuple[list[Row], dict[int, int]]:
     """Return what a report has of every pair, and which ranks were compared."""
-    programs = programs_in_pairs(a.programs, b.programs, notes)
+    noted: list[str] = []
+    gone = {"gone_a": a.dump.retired, "gone_b": b.dump.retired}
+    programs = programs_in_pairs(a.programs, b.programs, noted, **gone)
+    notes += noted
     if not programs:
-        raise DamagedError(
-            f"{a.label} and {b.label}: nothing to compare: no rank and iteration that both have"
-        )
+        why = "; ".join(("no rank and iteration that both have", *noted))
+        raise DamagedError(f"{a.label} and {b.label}: nothing to compare: {why}")
     with collector_paused():
         pairs = [each for part in matched(programs, settings) for each in part]
     measured = outcomes(

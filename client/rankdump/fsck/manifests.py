@@ -9,12 +9,14 @@ from pathlib import Path
 
 from rankdump.contract.errors import DamagedError
 from rankdump.contract.layout.folders import RANK_FOLDER
-from rankdump.contract.layout.mindspore_sync import MANIFEST_FOLDER
+from rankdump.contract.layout.mindspore_sync import MANIFEST_FOLDER, METADATA_FOLDER
 from rankdump.contract.manifest import Manifest, intact, manifest_name
+from rankdump.contract.retired import RETIRED_FILE, Retired
 from rankdump.fsck.scan import read
 from rankdump.fsck.values import Damage, Held, Kind, Seen
 
 _FOLDER = re.compile(rf"({RANK_FOLDER.pattern})/{re.escape(MANIFEST_FOLDER)}")
+_RETIRED = re.compile(rf"({RANK_FOLDER.pattern})/{re.escape(f'{METADATA_FOLDER}/{RETIRED_FILE}')}")
 
 
 def is_manifest(seen: Seen) -> bool:
@@ -42,6 +44,23 @@ def held_manifests(
     for held in _named(found, damages):
         damages.extend(_unbalanced(held))
     return found, hidden
+
+
+def retired_places(
+    root: Path, everything: Iterable[Seen], damages: list[Damage]
+) -> set[tuple[int, int]]:
+    """Return ranks with iterations that were removed; a line that cannot be read is a damage."""
+    found: set[tuple[int, int]] = set()
+    for seen in everything:
+        if not seen.regular or not _RETIRED.fullmatch(seen.path):
+            continue
+        try:
+            lines = bytes(read(root, seen.path)).decode(errors="replace").split("\n")
+            # Behind the last end of a line is nothing, or a line that is being written.
+            found |= {(r.rank, r.iteration) for r in map(Retired.from_line, lines[:-1])}
+        except DamagedError as error:
+            damages.append(Damage(Kind.TORN, seen.path, str(error)))
+    return found
 
 
 def _held(root: Path, seen: Seen) -> Held:

@@ -13,41 +13,83 @@ from dataclasses import replace
 from pathlib import Path
 
 from rankdump.contract.errors import RefusedError
+from rankdump.contract.hold import FOLDER, LOCK_FILE
 from rankdump.fsck.values import Damage, Report
 
-LOCK = ".rankdump/agent.lock"
-"""Whoever writes to a tree holds a lock on it."""
+_LOCKS = Path("/proc/locks")
 OLD_S = 600.0
 """Where the kernel cannot tell whether a file is being written, it is not when it is that old."""
+_UNKNOWN = "whether an agent writes to the tree is not known: its disk has no locks (flock)"
 
 
 def mend(root: Path, report: Report) -> Report:
     """Remove what is mendable of a report, and return what is left of it.
 
-    RefusedError while an agent has the tree. What somebody still writes stays.
+    RefusedError while an agent has the tree; agents that come meanwhile wait. What somebody still
+    writes stays.
     """
-    with _alone(root):
+    with _alone(root) as known:
         mended = [damage for damage in report.damages if damage.mendable and _mended(root, damage)]
     left = tuple(damage for damage in report.damages if damage not in mended)
-    return replace(report, damages=left, mended=tuple(mended))
+    unchecked = report.unchecked if known else (*report.unchecked, _UNKNOWN)
+    return replace(report, damages=left, mended=tuple(mended), unchecked=unchecked)
+
+
+def check_left(root: Path) -> None:
+    """Raise RefusedError while an agent has the tree: said before hours of reading, not after."""
+    with _alone(root):
+        pass
 
 
 @contextmanager
-def _alone(root: Path) -> Generator[None, None, None]:
+def _alone(root: Path) -> Generator[bool, None, None]:
+    """Have the tree alone; give whether that is known, which the disk may not be able to say."""
+    lock = _opened(root)
     try:
-        lock = os.open(root / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        yield lock is None or _taken(root, lock)
+    finally:
+        if lock is not None:
+            os.close(lock)
+
+
+def _opened(root: Path) -> int | None:
+    """Open what agents lock; None where none ever wrote."""
+    flags = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        with _folder(root, f"{FOLDER}/{LOCK_FILE}") as folder:
+            try:
+                # On NFS nobody has alone what may not be written.
+                return os.open(LOCK_FILE, os.O_RDWR | flags, dir_fd=folder)
+            except PermissionError:
+                return os.open(LOCK_FILE, os.O_RDONLY | flags, dir_fd=folder)
     except FileNotFoundError:
-        yield
-        return
+        return None
+    except OSError as error:
+        what = f"{FOLDER}/{LOCK_FILE} cannot be opened: {error.strerror}"
+        raise RefusedError(f"{root}: {what}; --repair needs it") from None
+
+
+def _taken(root: Path, lock: int) -> bool:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
     except BlockingIOError:
-        raise RefusedError(
-            f"{root}: an agent writes to it; --repair is for when it has left"
-        ) from None
-    finally:
-        os.close(lock)
+        said = f"an agent writes to it{_who(lock)}; --repair is for when it has left"
+        raise RefusedError(f"{root}: {said}") from None
+    except OSError:
+        return False
+    return True
+
+
+def _who(lock: int) -> str:
+    """Return the processes of this host that hold a lock, as far as the kernel says."""
+    inode = str(os.fstat(lock).st_ino)
+    try:
+        lines = [line.split() for line in _LOCKS.read_text().splitlines()]
+    except OSError:
+        return ""
+    held = (line for line in lines if line[1:2] == ["FLOCK"] and line[5].endswith(f":{inode}"))
+    pids = sorted({int(line[4]) for line in held if int(line[4]) > 0})
+    return f" (process {', '.join(map(str, pids))})" if pids else " (of another host or container)"
 
 
 def _mended(root: Path, damage: Damage) -> bool:

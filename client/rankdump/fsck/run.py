@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from rankdump.fsck.manifests import held_manifests
+from rankdump.fsck.manifests import held_manifests, retired_places
 from rankdump.fsck.pool import checked
 from rankdump.fsck.rows import check_rows
 from rankdump.fsck.scan import scan
 from rankdump.fsck.sort import around, jobs_of
 from rankdump.fsck.values import Checked, Damage, Held, Kind, Report
+from rankdump.reader import retired_sentences
 
 
 def check_tree(
@@ -23,7 +24,9 @@ def check_tree(
     everything = scan(root)
     damages: list[Damage] = []
     manifests, hidden = held_manifests(root, everything, damages)
-    damages += around(everything, manifests)
+    complete = {(each.manifest.status.rank, each.manifest.status.iteration) for each in manifests}
+    gone = retired_places(root, everything, damages) - complete
+    damages += around(everything, manifests, hidden, gone)
     damages += (_cut(held) for held in hidden)
     if manifests:
         damages += check_rows(root, everything, manifests)
@@ -40,7 +43,8 @@ def check_tree(
         bytes_read=sum(result.job.size_bytes for result in results),
         digests=sum(result.digests * len(result.job.paths) for result in results),
         damages=tuple(sorted(set(damages), key=lambda damage: (damage.path, damage.kind))),
-        unchecked=tuple(_unchecked(manifests, results)),
+        unchecked=() if gone and not manifests else tuple(_unchecked(manifests, results)),
+        retired=tuple(retired_sentences(gone)),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from rankdump.contract.layout import statistic_csv
 from rankdump.contract.layout.api_tree import FRAMEWORKS
@@ -63,10 +63,20 @@ def _both(job: Job, other: Job) -> Job:
     return Job((*job.paths, *other.paths), job.records, stored, job.size_bytes, job.ours)
 
 
-def around(everything: Iterable[Seen], manifests: Iterable[Held]) -> Iterator[Damage]:
-    """Yield what no manifest names and should not be there, or not so."""
+def around(
+    everything: Iterable[Seen],
+    manifests: Iterable[Held],
+    hidden: Iterable[Held] = (),
+    gone: Collection[tuple[int, int]] = (),
+) -> Iterator[Damage]:
+    """Yield what no manifest names and should not be there, or not so.
+
+    Files that a hidden manifest names are being removed; `gone` are ranks with iterations that
+    were retired.
+    """
     held = list(manifests)
     known = Manifested(each.manifest for each in held)
+    going = {record.path for each in hidden for record in each.manifest.records}
     files: list[File] = []
     for seen in everything:
         if seen.link or not seen.regular:
@@ -76,11 +86,13 @@ def around(everything: Iterable[Seen], manifests: Iterable[Held]) -> Iterator[Da
             yield Damage(Kind.LEFTOVER, seen.path, "half-written", mendable=True)
         elif held and seen.folder is not None:
             file = _tensor_file(seen, seen.folder)
-            if file is not None:
+            if file is not None and (known.of(file.relative) or file.relative not in going):
                 files.append(file)
+            elif file is not None:
+                continue
             elif not _belongs(seen, seen.folder):
                 yield Damage(Kind.FOREIGN, seen.path, "no file of a dump is called so")
-    yield from _strays(files, held, known)
+    yield from _strays(files, held, known, gone)
 
 
 def _tensor_file(seen: Seen, folder: Folder) -> File | None:
@@ -99,7 +111,9 @@ def _belongs(seen: Seen, folder: Folder) -> bool:
     return bool(usual or _ARGUMENTS.fullmatch(seen.name)) or file_in(folder, seen.full) is not None
 
 
-def _strays(files: list[File], held: list[Held], known: Manifested) -> Iterator[Damage]:
+def _strays(
+    files: list[File], held: list[Held], known: Manifested, gone: Collection[tuple[int, int]]
+) -> Iterator[Damage]:
     """Yield the tensors that no manifest names: copies of others, or nobody's."""
     there = {file.relative for file in files}
     wholes = {file.operator: file for file in files if file.says.kind is FileKind.OPERATOR}
@@ -123,7 +137,8 @@ def _strays(files: list[File], held: list[Held], known: Manifested) -> Iterator[
         else:
             yield Damage(Kind.UNMANIFESTED, file.relative, "no manifest names it")
     for (rank, iteration, where), count in sorted(unended.items()):
-        text = f"rank {rank}, iteration {iteration} has no manifest; {count} of its files are here"
+        how = "is retired" if (rank, iteration) in gone else "has no manifest"
+        text = f"rank {rank}, iteration {iteration} {how}; {count} of its files are here"
         yield Damage(Kind.UNMANIFESTED, where, text)
 
 

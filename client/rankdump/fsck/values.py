@@ -63,6 +63,8 @@ class Report:
     mended: tuple[Damage, ...] = ()
     unchecked: tuple[str, ...] = ()
     """What could not be checked, a sentence each."""
+    retired: tuple[str, ...] = ()
+    """What was removed on purpose and is not missing, a sentence each."""
 
 
 @dataclass(frozen=True, slots=True)

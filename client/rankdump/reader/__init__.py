@@ -18,6 +18,7 @@ from rankdump.reader.observe import disk_room, observe
 from rankdump.reader.order import PublishedOrder, read_order
 from rankdump.reader.query import Filters, Named, Query, selected
 from rankdump.reader.ranges import ranges
+from rankdump.reader.retired import retired_sentences
 from rankdump.reader.source import Origin, Search, graph_files
 from rankdump.reader.statistics import Statistics, statistics
 from rankdump.reader.survey import Survey, Surveyed
@@ -64,6 +65,7 @@ __all__ = [
     "ranges",
     "read_hints",
     "read_order",
+    "retired_sentences",
     "selected",
     "statistics",
     "status",

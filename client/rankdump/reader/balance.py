@@ -16,6 +16,7 @@ from rankdump.contract.status import (
 )
 from rankdump.reader.entry import Table, Tree
 from rankdump.reader.ranges import absent, ranges
+from rankdump.reader.retired import retired_sentences
 from rankdump.reader.walk import walk
 
 
@@ -53,7 +54,7 @@ def _whole(tree: Tree) -> tuple[str, ...]:
         *_missing_ranks(tree),
         *_empty_ranks(tree),
         *_gaps(tree),
-        *_retired(tree),
+        *retired_sentences(tree.gone),
         *tree.problems,
     )
 
@@ -153,20 +154,6 @@ def _gaps(tree: Tree) -> list[str]:
         f"other {tree.unit}s have it"
         for rank, own in sorted(have.items())
         if not own >= every
-    ]
-
-
-def _retired(tree: Tree) -> list[str]:
-    """Name what was removed from the tree, and is not missed."""
-    by_rank: dict[int, list[int]] = {}
-    for rank, iteration in tree.gone:
-        by_rank.setdefault(rank, []).append(iteration)
-    by_iterations: dict[str, list[int]] = {}
-    for rank, iterations in by_rank.items():
-        by_iterations.setdefault(ranges(iterations), []).append(rank)
-    return [
-        f"rank {ranges(ranks)}: iteration {iterations} is retired: removed by age or for room"
-        for iterations, ranks in sorted(by_iterations.items())
     ]
 
 

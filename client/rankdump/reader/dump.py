@@ -86,6 +86,14 @@ class Dump:
         return tuple(sorted(named if self._queries else named.union(self._tree.ranks)))
 
     @property
+    def retired(self) -> tuple[tuple[int, int], ...]:
+        """Ranks with iterations that were removed by age or for room: they are not missing.
+
+        Of the filters, rank and iteration count.
+        """
+        return tuple(sorted(place for place in self._tree.gone if self._keeps_place(*place)))
+
+    @property
     def graphs(self) -> tuple[int, ...]:
         """Graphs, or numbers of models, ascending."""
         return tuple(sorted({tensor.key.graph for tensor in self._named}))
@@ -187,6 +195,12 @@ class Dump:
 
     def _keeps_graph(self, rank: int, graph: int) -> bool:
         return all(q.rank in (None, rank) and q.graph in (None, graph) for q in self._queries)
+
+    def _keeps_place(self, rank: int, iteration: int) -> bool:
+        return all(
+            q.rank in (None, rank) and (q.iterations is None or iteration in q.iterations)
+            for q in self._queries
+        )
 
     def _entry(self, key: TensorKey) -> Entry:
         keys = (*(readable(key, profile) for profile in PROFILES.values()), cann_name.readable(key))

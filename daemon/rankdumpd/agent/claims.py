@@ -10,10 +10,10 @@ import logging
 from dataclasses import replace
 from datetime import datetime, timedelta
 
+from rankdump.contract.hold import FOLDER
 from rankdump.contract.layout.place import Stand
 from rankdumpd.agent.tree import Tree
 
-FOLDER = ".rankdump"
 _FORM = "%Y%m%d%H%M%S"
 _MOST = 4096
 

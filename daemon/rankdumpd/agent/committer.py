@@ -187,6 +187,7 @@ class Committer:
         sessions = self._registry.all()
         for session in self._effects.to_try_again(sessions):
             self._apply(session)
+        self._registry.let_go()
         try:
             if self._ledger.problem:
                 self._ledger.probe()

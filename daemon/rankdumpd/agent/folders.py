@@ -20,7 +20,7 @@ from rankdumpd.agent.elements import Descriptor
 
 MOST_HELD = 256
 _ENTER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
-_LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 # No plan asks for it, and a process may not mask any bit of it: whoever finds a folder of this
 # mode knows that its maker was killed before it had the mode of the tree.
 _UNFINISHED = stat.S_ISVTX | stat.S_IRWXU
@@ -140,7 +140,7 @@ class Folders:
         facts = os.fstat(opened.number)
         unfinished = stat.S_IMODE(facts.st_mode) & ~stat.S_ISGID == _UNFINISHED
         if unfinished and facts.st_uid == os.geteuid() and self._mode != _UNFINISHED:
-            number = os.open(name, _LIST | follow, dir_fd=parent)
+            number = os.open(name, LIST | follow, dir_fd=parent)
             try:
                 os.fchmod(number, self._mode)
             finally:
@@ -175,7 +175,7 @@ class Folders:
 
 def sync_folder(folder: Descriptor) -> None:
     """Make the names in a folder survive a power loss."""
-    number = os.open(".", _LIST, dir_fd=folder.number)
+    number = os.open(".", LIST, dir_fd=folder.number)
     try:
         os.fsync(number)
     finally:

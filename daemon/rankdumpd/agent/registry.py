@@ -21,17 +21,15 @@ from rankdump.contract.errors import (
     UnavailableError,
 )
 from rankdump.contract.exchange import SessionGrant, SessionRequest
-from rankdump.contract.status import StatusView
-from rankdump.wire.convert import session_request_to_wire
-from rankdump.wire.views import view_to_wire
 from rankdumpd import faults
 from rankdumpd.agent import vet
 from rankdumpd.agent.givenup import GivenUp
 from rankdumpd.agent.ledger import Ledger
 from rankdumpd.agent.lobby import Lobby
+from rankdumpd.agent.remembered import Remembered
 from rankdumpd.agent.sessions import Listener, Session
 from rankdumpd.agent.sessions.introduced import introduce
-from rankdumpd.agent.values import Declared, SessionRow
+from rankdumpd.agent.values import Declared
 from rankdumpd.logs import about
 from rankdumpd.meters import Meters
 
@@ -60,9 +58,9 @@ class Registry:
         `roots` are the folders that trees may be in, any when there are none.
         """
         self._ledger = ledger
+        self._remembered = Remembered(ledger, read_declared)
         self._room = room
         self._max_record_bytes = max_record_bytes
-        self._read_declared = read_declared
         self._max_sessions, self._roots = max_sessions, roots
         self._lobby = Lobby(clock)
         self._meters = meters
@@ -78,9 +76,11 @@ class Registry:
         """
         for session_id in self._ledger.unfinished():
             try:
-                session = self._remembered(session_id)
+                session = self._remembered.find(session_id)
                 if session is None:
                     raise DamagedError("the ledger does not find it by its name")
+                # What is due waits, too, while somebody mends the tree.
+                session.introduced = session.outlet.hold.take_again()
                 self._sessions[session_id] = session
             except (sqlite3.Error, RetryableError) as error:
                 # It is looked for again when its rank comes back.
@@ -140,6 +140,7 @@ class Registry:
                     f"session {session_id!r}: the token is not the one it was given"
                 )
             self._check_alone(session.request)
+            _hold(session)
             self._lobby.leave(session_id)
             session.connect(listener)
             return session
@@ -159,6 +160,18 @@ class Registry:
             self._expire()
             return list(self._sessions.values())
 
+    def let_go(self) -> None:
+        """Hold no longer the trees of sessions that have said goodbye and are done with."""
+        with self._lock:
+            for session in self._sessions.values():
+                if session.closed and session.over:
+                    session.outlet.hold.let_go()
+
+    def close(self) -> None:
+        """Hold no tree any more."""
+        for session in self.all():
+            session.outlet.hold.let_go()
+
     def refuse(self) -> None:
         """Let nobody in from now on."""
         with self._lock:
@@ -166,36 +179,7 @@ class Registry:
 
     def _find(self, session_id: str) -> Session | None:
         self._given_up.check(session_id)
-        return self._sessions.get(session_id) or self._remembered(session_id)
-
-    def _remembered(self, session_id: str) -> Session | None:
-        """Return a session as the ledger has it; DamagedError when that is none."""
-        try:
-            row = self._ledger.find(session_id)
-            session = self._restored(row) if row else None
-            if session:
-                _check_telling(session)
-            return session
-        except (sqlite3.Error, RankdumpError):
-            raise
-        except Exception as error:
-            raise DamagedError(f"the ledger is damaged: {error!r}") from error
-
-    def _restored(self, row: SessionRow) -> Session:
-        session_id = row.request.session_id
-        session = Session(row.request, vet.plan_of(row.request))
-        session.restore(
-            row,
-            beyond=self._ledger.committed_beyond(session_id, row.watermark),
-            counts=self._ledger.counts(session_id),
-            ends=self._ledger.ends(session_id),
-            due=[
-                self._read_declared(raw, session_id) for raw in self._ledger.unapplied(session_id)
-            ],
-            # The end of an iteration takes effect after all rows before it.
-            tabulated_to=self._ledger.last_end(session_id),
-        )
-        return session
+        return self._sessions.get(session_id) or self._remembered.find(session_id)
 
     def _check_alone(self, request: SessionRequest) -> None:
         for other in self._sessions.values():
@@ -239,12 +223,14 @@ class Registry:
             del self._sessions[session_id]
 
 
-def _check_telling(session: Session) -> None:
-    """Raise what is wrong with a session of which nobody could be told: that one is refused, for
-    else nobody would be told of any.
-    """
-    session_request_to_wire(session.request)
-    view_to_wire(StatusView((session.status(),), tuple(session.iterations())))
+def _hold(session: Session) -> None:
+    """Hold the tree of a session that may have let go of it since it was opened."""
+    try:
+        session.outlet.hold.take()
+    except BlockingIOError as error:
+        raise UnavailableError(f"session {session.request.session_id!r}: {error}") from None
+    except OSError:
+        return  # without room its records are counted as dropped
 
 
 def _introduce(session: Session, request: SessionRequest) -> None:

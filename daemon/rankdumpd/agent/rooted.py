@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rankdump.codec import Buffer
-from rankdumpd.agent.folders import Folders
+from rankdumpd.agent.folders import LIST, Folders
 
-READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+# Not blocking: a pipe in the place of a file would hold whoever opens it.
+READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class Rooted:
@@ -46,6 +47,27 @@ class Rooted:
         except FileNotFoundError:
             return False
         return True
+
+    def facts(self, path: str) -> os.stat_result:
+        """Return what is known of a file; of a link, of itself."""
+        folder, _, name = path.rpartition("/")
+        where = self._folders.open(folder)
+        return os.stat(name, dir_fd=where.number, follow_symlinks=False)
+
+    def read(self, folder: str, name: str) -> bytes:
+        """Return the bytes of a file."""
+        with os.fdopen(self._open(folder, name), "rb") as file:
+            return file.read()
+
+    def listing(self, folder: str) -> dict[str, bool]:
+        """Return the names in a folder, each with whether a folder has it; no link is one."""
+        where = self._folders.open(folder)
+        number = os.open(".", LIST, dir_fd=where.number)
+        try:
+            with os.scandir(number) as items:
+                return {item.name: item.is_dir(follow_symlinks=False) for item in items}
+        finally:
+            os.close(number)
 
     def holds(self, folder: str, name: str, parts: Sequence[Buffer]) -> bool:
         """Return whether a file is there and holds just these bytes."""

@@ -206,8 +206,8 @@ class Agent(Room):
         self._reporter.stop()
         # A commit that goes on holds the ledger, and what stands in slabs is being written.
         if written and committed and kept:
-            self._rings.close()
-            self._ledger.close()
+            for room in (self._rings, self._registry, self._ledger):
+                room.close()
         else:
             _log.error("a disk holds up a thread: ledger and slabs are left as they are")
 

@@ -20,6 +20,7 @@ from rankdumpd.agent.values import Original, Stamp
 _CHANGE = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 _APPEND = _CHANGE | os.O_APPEND
 _LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+_LOCK = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class Tree(Growing):
@@ -94,13 +95,22 @@ class Tree(Growing):
         folders: dict[str, Descriptor] = {}
         for path in paths:
             folder, _, name = path.rpartition("/")
-            with contextlib.suppress(FileNotFoundError):
+            # In the place of a file there may be a folder: somebody else's.
+            with contextlib.suppress(FileNotFoundError, IsADirectoryError):
                 where = self._folders.open(folder)
                 os.unlink(name, dir_fd=where.number)
                 folders[folder] = where
         if self._synced:
             for where in folders.values():
                 sync_folder(where)
+
+    def remove_folder(self, folder: str) -> None:
+        """Remove an empty folder; OSError when it is none, or not there."""
+        above, _, name = folder.rpartition("/")
+        where = self._folders.open(above)
+        os.rmdir(name, dir_fd=where.number)
+        if self._synced:
+            sync_folder(where)
 
     def link(self, original: Original, folder: str, name: str, *, mark: str) -> None:
         """Give a file one more name, at one blow; OSError when it is not as it was written, and
@@ -141,6 +151,24 @@ class Tree(Growing):
         with contextlib.suppress(FileExistsError):
             os.symlink(who, name, dir_fd=where.number)
         return os.readlink(name, dir_fd=where.number) == who
+
+    def to_lock(self, folder: str, name: str, *, make: bool) -> Descriptor:
+        """Return an open file that stands for a lock, made when it is not there.
+
+        FileNotFoundError where there is no root, and it is not to be made.
+        """
+        if not make:
+            self._folders.open("")
+        where = self._folders.open(folder, make=True)
+        # Some disks lock for one alone only what may be written.
+        mode = self._file_mode | stat.S_IWUSR
+        try:
+            made = os.open(name, _LOCK | os.O_CREAT | os.O_EXCL, mode, dir_fd=where.number)
+        except FileExistsError:
+            return Descriptor(os.open(name, _LOCK, dir_fd=where.number))
+        opened = Descriptor(made)
+        os.fchmod(made, mode)
+        return opened
 
     def append_lines(self, folder: str, name: str, lines: Iterable[str]) -> None:
         """Add all of the lines to a file of lines or, after an OSError, none of them.

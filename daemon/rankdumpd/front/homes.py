@@ -8,6 +8,7 @@ goodbye was taken. Every step may be repeated, so a crash in between does no har
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import logging
 import os
@@ -107,6 +108,29 @@ def make_folder(path: Path, group: int, mode: int = FOLDER_MODE) -> None:
         os.chown(folder, -1, group if folder == path else -1)
         # Whatever the umask is: the socket's folder may be among them.
         folder.chmod(mode if folder == path else FOLDER_MODE)
+
+
+def sole_runtime(folder: Path, group: int) -> int:
+    """Return a locked descriptor of a runtime folder; -1 where there is no such lock or folder.
+
+    ConfigError when another front has it: its workers' places are there, also while one of them
+    is being started again.
+    """
+    try:
+        make_folder(folder, group)
+        guard = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return -1
+    try:
+        fcntl.flock(guard, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(guard)
+        allowed = "a folder in which no other agent has its workers"
+        raise ConfigError("settings", "agent.runtime_dir", str(folder), allowed) from None
+    except OSError:
+        os.close(guard)
+        return -1
+    return guard
 
 
 def _clear(source: Home, homes: list[Home]) -> dict[str, int]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import grpc
 
-from rankdump.contract.errors import UnavailableError
+from rankdump.contract.errors import ConfigError, UnavailableError
 from rankdump.contract.exchange import SessionRequest
 from rankdump.contract.room import MetricSample
 from rankdump.wire.channel import Credentials
@@ -25,7 +25,7 @@ from rankdumpd.agent.slabs.cap import share_out
 from rankdumpd.agent.slabs.place import group_of
 from rankdumpd.front import shares
 from rankdumpd.front.crew import Crew
-from rankdumpd.front.homes import Home, bring_home, make_folder
+from rankdumpd.front.homes import Home, bring_home, make_folder, sole_runtime
 from rankdumpd.front.metering import Sums
 from rankdumpd.front.servicer import FrontServicer
 from rankdumpd.front.sharding import worker_of
@@ -61,7 +61,9 @@ class Front(Room):
         socket_path(shares.beside(settings.listen, settings.workers - 1))
         self._group = group_of(settings.runtime_group)
         self._home = home_of(settings)
-        self._guard = sole_owner(self._home.state_dir)
+        self._guards = [sole_owner(self._home.state_dir)]
+        if self._home.runtime_dir and settings.slab_bytes:
+            self._guards.append(self._own_runtime(self._home.runtime_dir))
         self._memory_bytes = share_out(
             settings.memory_bytes,
             machine_bytes=machine.memory_bytes(),
@@ -118,9 +120,7 @@ class Front(Room):
                 # Slabs that are needed stay, and so does their folder.
                 with contextlib.suppress(OSError):
                     folder.rmdir()
-        if self._guard >= 0:
-            os.close(self._guard)
-            self._guard = -1
+        self._let_go()
 
     def samples(self) -> list[MetricSample]:
         """Return the numbers of all workers, as one agent's."""
@@ -164,6 +164,19 @@ class Front(Room):
             cores=machine.cores(),
         )
         return environment(dataclasses.replace(self._every, agent=share))
+
+    def _own_runtime(self, folder: Path) -> int:
+        try:
+            return sole_runtime(folder, self._group)
+        except ConfigError:
+            self._let_go()
+            raise
+
+    def _let_go(self) -> None:
+        while self._guards:
+            guard = self._guards.pop()
+            if guard >= 0:
+                os.close(guard)
 
     def _make_runtime_folders(self) -> None:
         for worker in self._workers:

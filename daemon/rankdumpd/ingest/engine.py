@@ -13,8 +13,6 @@ from itertools import islice
 
 from rankdump.codec import codec_named
 from rankdump.contract.layout.file_name import PACKED
-from rankdump.contract.plan import Output
-from rankdumpd.agent.tree import Tree
 from rankdumpd.ingest.clearing import Clearing
 from rankdumpd.ingest.index import Index, place_of
 from rankdumpd.ingest.left import LeftBehind
@@ -23,6 +21,7 @@ from rankdumpd.ingest.settled import Waiting
 from rankdumpd.ingest.source import Folder, Found, Source, check_apart
 from rankdumpd.ingest.state import State
 from rankdumpd.ingest.taking import Taker, mark_of
+from rankdumpd.ingest.target import held, tree_of
 from rankdumpd.ingest.values import (
     STATE_FOLDER,
     Candidate,
@@ -54,10 +53,11 @@ class Engine:
             unless_ready.callback(self.source.close)
             self._state = State(task.tree, durable=task.delete)
             unless_ready.callback(self._state.close)
+            tree = tree_of(task)
+            self._hold = held(tree)
             self._target = Source(task.tree)
             unless_ready.pop_all()
         self._task, self._stopping = task, stopping
-        tree = _tree(task)
         # What was written without being synced must not be all that is left of a file.
         self._stored_as = f"{task.codec} synced" if task.delete else task.codec
         codec, original = codec_named(task.codec), self._state.original
@@ -80,6 +80,7 @@ class Engine:
         """Finish what was begun, and let others in."""
         self._pool.stop()
         self._state.close()
+        self._hold.let_go()
         self._target.close()
         self.source.close()
 
@@ -251,9 +252,3 @@ class Engine:
             folder, slash, _ = path.rpartition("/")
             self._discard(f"{folder}{slash}.{mark_of(path)}.tmp")
         return claimed
-
-
-def _tree(task: Task) -> Tree:
-    output = Output(str(task.tree))
-    modes = output.file_mode, output.folder_mode
-    return Tree(output.root, file_mode=modes[0], folder_mode=modes[1], synced=task.delete)

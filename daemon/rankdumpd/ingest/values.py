@@ -8,9 +8,10 @@ from enum import Enum
 from pathlib import Path
 
 from rankdump.codec import Buffer
+from rankdump.contract.hold import FOLDER
 from rankdumpd.agent.values import Stamp
 
-STATE_FOLDER = ".rankdump"
+STATE_FOLDER = FOLDER
 """Hidden folder of a tree that holds what an ingest remembers."""
 
 

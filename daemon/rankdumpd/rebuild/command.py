@@ -6,18 +6,23 @@ import contextlib
 import os
 import sqlite3
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from rankdump.contract.errors import ConfigError, ExhaustedError
 from rankdump.contract.manifest import Manifest
+from rankdump.contract.retired import Retired
 from rankdumpd.agent.ledger.connection import connect, sole_owner
 from rankdumpd.agent.rows import RECORD_PLACES
-from rankdumpd.rebuild.rows import SessionRows, session_rows
-from rankdumpd.rebuild.tree import manifests_of, ordered_graphs
+from rankdumpd.rebuild.rows import Found, SessionRows, session_rows
+from rankdumpd.rebuild.tree import manifests_of, ordered_graphs, retired_of
 
 _KEY = "--state-dir"
 _NAME = "ledger.sqlite"
+_Who: TypeAlias = "tuple[str, str]"
+"""Folder of a rank, and session."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +58,29 @@ def rebuild(tree: Path, state_dir: Path) -> Rebuilt:
 
 
 def _sessions(tree: Path) -> list[SessionRows]:
-    found: defaultdict[tuple[str, str], dict[int, Manifest]] = defaultdict(dict)
-    for rank, manifest in manifests_of(tree):
-        found[rank, manifest.status.session_id][manifest.status.iteration] = manifest
+    whole, cut = _by_session(manifests_of(tree)), _by_session(manifests_of(tree, hidden=True))
+    gone: defaultdict[_Who, list[Retired]] = defaultdict(list)
+    for rank, line in retired_of(tree):
+        gone[rank, line.session_id].append(line)
     root = os.path.realpath(tree)
     return [
-        session_rows(list(of.values()), root=root, graphs=ordered_graphs(tree, rank))
-        for (rank, _), of in sorted(found.items())
+        session_rows(
+            Found(tuple(whole[who].values()), tuple(cut[who].values()), tuple(gone[who])),
+            root=root,
+            graphs=ordered_graphs(tree, who[0]),
+        )
+        for who in sorted({*whole, *cut, *gone})
     ]
+
+
+def _by_session(
+    manifests: Iterable[tuple[str, Manifest]],
+) -> defaultdict[_Who, dict[int, Manifest]]:
+    """Return the manifests of each session of a rank by iteration."""
+    found: defaultdict[_Who, dict[int, Manifest]] = defaultdict(dict)
+    for rank, manifest in manifests:
+        found[rank, manifest.status.session_id][manifest.status.iteration] = manifest
+    return found
 
 
 def _write(state_dir: Path, sessions: list[SessionRows]) -> None:
@@ -74,6 +94,7 @@ def _write(state_dir: Path, sessions: list[SessionRows]) -> None:
             base.execute(f"INSERT INTO sessions VALUES ({_places(10)})", each.session)
             base.executemany(f"INSERT INTO records VALUES {RECORD_PLACES}", each.records)
             base.executemany(f"INSERT INTO iterations VALUES ({_places(9)})", each.ends)
+            base.executemany(f"INSERT INTO retired VALUES ({_places(6)})", each.retired)
         base.execute("COMMIT")
     growing.rename(state_dir / _NAME)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import count
 from typing import TypeAlias
@@ -13,6 +13,7 @@ from rankdump.contract.layout.folders import folder_at
 from rankdump.contract.manifest import Manifest, ManifestRecord
 from rankdump.contract.plan import DumpPlan, Output
 from rankdump.contract.plan_json import plan_to_json
+from rankdump.contract.retired import Retired
 from rankdump.contract.status import IterationStatus, SessionState
 from rankdumpd.agent import rows
 from rankdumpd.agent.values import Fate, Ticket
@@ -27,15 +28,26 @@ class SessionRows:
     session: Row
     records: tuple[Row, ...]
     ends: tuple[Row, ...]
+    retired: tuple[Row, ...] = ()
 
 
-def session_rows(manifests: Sequence[Manifest], *, root: str, graphs: Iterable[int]) -> SessionRows:
-    """Return the rows of a session whose manifests these are.
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a tree says of one session; there is at least one of all."""
+
+    manifests: tuple[Manifest, ...] = ()
+    hidden: tuple[Manifest, ...] = ()
+    """Of iterations whose removal was cut."""
+    retired: tuple[Retired, ...] = ()
+
+
+def session_rows(found: Found, *, root: str, graphs: Iterable[int]) -> SessionRows:
+    """Return the rows of a session.
 
     `graphs` are those whose program order is in the tree. A session of which the manifests do not
     say what an agent needs to go on with it stands there to be counted, and cannot come back.
     """
-    ordered = sorted(manifests, key=_last_sequence)
+    ordered = sorted(found.manifests, key=_last_sequence)
     records: list[Row] = []
     ends: list[Row] = []
     spare = count(-1, -1)
@@ -50,21 +62,42 @@ def session_rows(manifests: Sequence[Manifest], *, root: str, graphs: Iterable[i
             records.append(_record(manifest.status, sequence, record, fate))
         ends.append(_end(manifest, end))
         reached = max(reached, end)
-    session = _session(ordered, root=root, watermark=reached, graphs=graphs)
-    return SessionRows(session, tuple(records), tuple(ends))
+    request = _request(found, root)
+    about = {k: v for k, v in asdict(request).items() if not isinstance(v, bytes)}
+    # Nobody knows whether it said goodbye. Closed, it is not waited for, and may come back.
+    state, graphs_json = SessionState.CLOSED.value, json.dumps(sorted(graphs))
+    reached = max([reached, *map(_last_sequence, found.hidden)])
+    how = (state, reached, len(ordered), "[]", graphs_json, "", 0)
+    session = (request.session_id, json.dumps(about), request.plan_json, *how)
+    return SessionRows(session, tuple(records), tuple(ends), tuple(_retired(found)))
 
 
 def _last_sequence(manifest: Manifest) -> int:
     return manifest.session.last_sequence if manifest.session else 0
 
 
-def _session(
-    ordered: Sequence[Manifest], *, root: str, watermark: int, graphs: Iterable[int]
-) -> Row:
-    newest = ordered[-1]
+def _request(found: Found, root: str) -> SessionRequest:
+    """Return how the rank introduced itself, as far as its newest manifest says it."""
+    plan = plan_to_json(DumpPlan(Output(root)))
+    every = sorted(found.manifests or found.hidden, key=_last_sequence)
+    if not every:
+        line = found.retired[-1]
+        return SessionRequest(
+            job_id=line.job_id,
+            session_id=line.session_id,
+            rank=line.rank,
+            world_size=line.rank + 1,
+            device=0,
+            host="",
+            pid=0,
+            framework="",
+            device_target="",
+            plan_json=plan,
+            config_source=b"",
+        )
+    newest = every[-1]
     status, said = newest.status, newest.session
-    plan = said.plan.encode() if said else plan_to_json(DumpPlan(Output(root)))
-    request = SessionRequest(
+    return SessionRequest(
         job_id=status.job_id,
         session_id=status.session_id,
         rank=status.rank,
@@ -74,14 +107,22 @@ def _session(
         pid=said.pid if said else 0,
         framework=said.framework if said else "",
         device_target=said.device_target if said else "",
-        plan_json=plan,
+        plan_json=said.plan.encode() if said else plan,
         config_source=b"",
     )
-    about = {k: v for k, v in asdict(request).items() if not isinstance(v, bytes)}
-    # Nobody knows whether it said goodbye. Closed, it is not waited for, and may come back.
-    state = SessionState.CLOSED.value
-    how = (state, watermark, len(ordered), "[]", json.dumps(sorted(graphs)), "", 0)
-    return (status.session_id, json.dumps(about), plan, *how)
+
+
+def _retired(found: Found) -> Iterator[Row]:
+    """Yield the iterations that are gone, or of which the rest has to go."""
+    there = {each.status.iteration for each in found.manifests}
+    cut = {each.status.iteration for each in found.hidden}
+    # A line may stand there twice.
+    lines = {line.iteration: line for line in found.retired if line.iteration not in there}
+    for iteration, line in sorted(lines.items()):
+        about = {"job": line.job_id, "rank": line.rank, "iteration": iteration, "why": line.why}
+        status = json.dumps({**about, "bytes": 0})
+        # What it took is in no sum of this ledger, so nothing is to be taken off.
+        yield (line.session_id, iteration, line.at_us, int(iteration not in cut), 0, status)
 
 
 def _fates(manifest: Manifest) -> Iterator[tuple[ManifestRecord, Fate]]:

@@ -24,10 +24,12 @@ def deadly(name: str, last: int) -> None:
         number = next(_counter)
         if number == last and number % 2:
             os.kill(os.getpid(), signal.SIGKILL)
-        result = real(*args, **fields)
-        if number == last:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return result
+        try:
+            return real(*args, **fields)
+        finally:
+            # Also behind a call that failed.
+            if number == last:
+                os.kill(os.getpid(), signal.SIGKILL)
 
     setattr(os, name, call)
 

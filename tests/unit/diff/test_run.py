@@ -15,7 +15,8 @@ import rankdump
 from rankdump import reader
 from rankdump.contract.errors import ConfigError, DamagedError
 from rankdump.contract.key import Side
-from rankdump.diff.values import CONSTANTS, Report, Verdict
+from rankdump.diff.matching import programs_in_pairs
+from rankdump.diff.values import CONSTANTS, Program, Report, Verdict
 
 CONV = "Default/network-Net/conv1-Conv2d/Conv2d-op0"
 ACT = "Default/network-Net/act-ReLU/ReLU-op0"
@@ -182,6 +183,34 @@ def test_single_ranks_belong_together_whatever_their_numbers(tmp_path):
     one = grown(tmp_path / "one", ranks=(0,))
     other = grown(tmp_path / "other", ranks=(3,))
     assert rankdump.compare(one, other).notes == ()
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "gone_a", "gone_b", "pairs", "says"),
+    [
+        ("00 10", "00", "", "10", "00-00", "b has retired rank 1, which a has"),
+        ("10", "00", "", "10", "", "b has retired rank 1, which a has; only b has rank 0"),
+        ("05", "03", "", "05", "", "b has retired iteration 5 of rank 0, which a has; only b "),
+        ("05", "03", "03", "", "", "only a has iteration 5 of rank 0; a has retired iteration 3 "),
+        ("05", "03", "01", "02", "05-03", ""),
+        ("05", "05", "", "05", "05-05", ""),
+        ("02 03", "01 02", "01", "", "02-02", "only a has iteration 3 of rank 0; a has retired "),
+    ],
+)
+def test_what_is_retired_is_never_paired_with_another(a, b, gone_a, gone_b, pairs, says):
+    """Each two digits are a rank and an iteration."""
+
+    def places(text: str) -> list[tuple[int, int]]:
+        return [(int(rank), int(iteration)) for rank, iteration in text.split()]
+
+    one, two = ([Program(*place, ()) for place in places(text)] for text in (a, b))
+    notes: list[str] = []
+    gone = {"gone_a": places(gone_a), "gone_b": places(gone_b)}
+    found = programs_in_pairs(one, two, notes, **gone)
+    told = [f"{p.rank}{p.iteration}-{q.rank}{q.iteration}" for p, q in found]
+    assert told == pairs.split()
+    assert "; ".join(notes).startswith(says)
+    assert bool(notes) == bool(says)
 
 
 def test_filters_choose_on_both_sides(one):

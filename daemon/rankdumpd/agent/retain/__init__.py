@@ -122,7 +122,7 @@ class Keeper:
             self._part(session_id, ended.iteration, now_us, why)
             for session_id in self._ledger.retention.parts(ended)
         ]
-        sizes = room_of((part.tree.root, files_of(part)) for part in parts)
+        sizes = room_of((part.tree, files_of(part)) for part in parts)
         begun = [_begun(part, size) for part, size in zip(parts, sizes, strict=True)]
         if not begun or not self._ledger.retention.begin(begun):
             return False
@@ -134,9 +134,13 @@ class Keeper:
         about = begun.about
         why = str(about.get("why", ""))
         part = self._part(begun.session_id, begun.iteration, begun.began_us, why)
-        for _ in remove(part, shared=self._shared(part)):
-            if self._stopping.is_set():
-                return False
+        part.hold.take(make=False)
+        try:
+            for _ in remove(part, shared=self._shared(part)):
+                if self._stopping.is_set():
+                    return False
+        finally:
+            part.hold.let_go()
         self._ledger.forget(begun.session_id, begun.iteration)
         self._ledger.retention.done(begun)
         self._usage.retired(part.retired.job_id)
@@ -153,7 +157,7 @@ class Keeper:
         request = row.request
         outlet = outlet_of(request, vet.plan_of(request))
         retired = Retired(request.job_id, session_id, request.rank, iteration, at_us, why)
-        return Part(outlet.tree, outlet.layout, outlet.stand, retired)
+        return Part(outlet.tree, outlet.hold, outlet.layout, outlet.stand, retired)
 
     def _shared(self, part: Part) -> bool:
         """Return whether a rank of another job may write to the folders of this one."""

@@ -2,16 +2,16 @@
 
 Its line is in the tree before its manifest is hidden, and the hidden manifest, which names the
 files, goes after them: whatever step is the last one of a process, the next finds what is left.
+Everything is done by descriptors of folders: what a link leads to is not of the tree, and stays.
 """
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import groupby
 
 from rankdump.contract.layout import statistic_csv
 from rankdump.contract.layout.file_name import FileKind
@@ -22,9 +22,13 @@ from rankdump.contract.layout.place import MAPPING_FILE, Stand
 from rankdump.contract.layout.reading import file_in
 from rankdump.contract.manifest import Manifest, manifest_name
 from rankdump.contract.retired import RETIRED_FILE, Retired
+from rankdumpd.agent.folders import OutsideRootError
+from rankdumpd.agent.holds import Hold
 from rankdumpd.agent.tree import Tree
 
 FILES_AT_ONCE = 512
+_NOT_THERE = (FileNotFoundError, NotADirectoryError, OutsideRootError)
+"""What is said of a folder that is not in the tree, or no longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +36,7 @@ class Part:
     """What is to be removed, and where."""
 
     tree: Tree
+    hold: Hold
     layout: Layout
     stand: Stand
     retired: Retired
@@ -59,24 +64,24 @@ def files_of(part: Part) -> list[str]:
     """
     for name in (part.manifest, part.hidden):
         with suppress(FileNotFoundError):
-            data = (part.tree.root / part.rank_folder / MANIFEST_FOLDER / name).read_bytes()
+            data = part.tree.read(f"{part.rank_folder}/{MANIFEST_FOLDER}", name)
             named = (record.path for record in Manifest.from_json(data).records)
             return list(dict.fromkeys(filter(None, named)))
     return []
 
 
-def room_of(parts: Iterable[tuple[Path, Sequence[str]]]) -> list[int]:
+def room_of(parts: Iterable[tuple[Tree, Sequence[str]]]) -> list[int]:
     """Return the bytes that removing the files of each part frees, when all parts go.
 
     A file that has other names too frees nothing.
     """
     left: Counter[tuple[int, int]] = Counter()
     freed: list[int] = []
-    for root, paths in parts:
+    for tree, paths in parts:
         freed.append(0)
         for path in paths:
             with suppress(OSError):
-                facts = os.lstat(root / path)
+                facts = tree.facts(path)
                 which = (facts.st_dev, facts.st_ino)
                 left[which] += 1
                 if left[which] == facts.st_nlink:
@@ -98,7 +103,7 @@ def remove(part: Part, *, shared: bool) -> Iterator[None]:
         tree.move(f"{manifests}/{part.manifest}", part.hidden)
     yield
     for start in range(0, len(paths), FILES_AT_ONCE):
-        tree.remove(paths[start : start + FILES_AT_ONCE])
+        _remove_files(tree, paths[start : start + FILES_AT_ONCE])
         yield
     if not shared and not _others(part):
         for folder in own_folders(part):
@@ -113,7 +118,7 @@ def own_folders(part: Part) -> list[str]:
     pattern, _ = _pattern(part)
     found = [""] if pattern else []
     for name in pattern:
-        found = [below for folder in found for below in _below(part.tree.root, folder, name)]
+        found = [below for folder in found for below in _below(part.tree, folder, name)]
     return found
 
 
@@ -146,41 +151,48 @@ def _pattern(part: Part) -> tuple[list[str | None], int]:
     return [a if a == b else None for a, b in zip(own, other, strict=True)], stay
 
 
-def _below(root: Path, folder: str, name: str | None) -> list[str]:
+def _below(tree: Tree, folder: str, name: str | None) -> list[str]:
     where = f"{folder}/" if folder else ""
-    try:
-        with os.scandir(root / folder) as items:
-            return [
-                f"{where}{item.name}"
-                for item in items
-                if name in (None, item.name)
-                and not item.name.startswith(".")
-                and item.is_dir(follow_symlinks=False)
-            ]
-    except (FileNotFoundError, NotADirectoryError):
-        return []
+    return [
+        f"{where}{each}"
+        for each, is_folder in _listing(tree, folder).items()
+        if is_folder and name in (None, each) and not each.startswith(".")
+    ]
+
+
+def _listing(tree: Tree, folder: str) -> dict[str, bool]:
+    """Return what is in a folder of the tree; nothing where there is none, or a link."""
+    with suppress(*_NOT_THERE):
+        return tree.listing(folder)
+    return {}
+
+
+def _remove_files(tree: Tree, paths: Sequence[str]) -> None:
+    """Remove files; those whose folder leads out of the tree by now are not of it."""
+    for _, some in groupby(paths, key=lambda path: path.rpartition("/")[0]):
+        with suppress(*_NOT_THERE):
+            tree.remove(some)
 
 
 def _others(part: Part) -> bool:
     """Return whether another session has this iteration of the rank as well."""
-    manifests = part.tree.root / part.rank_folder / MANIFEST_FOLDER
-    return any(manifests.glob(f"iteration_{part.retired.iteration}.*.json"))
+    begins = f"iteration_{part.retired.iteration}."
+    names = _listing(part.tree, f"{part.rank_folder}/{MANIFEST_FOLDER}")
+    return any(name.startswith(begins) and name.endswith(".json") for name in names)
 
 
 def _clear(part: Part, folder: str) -> None:
     """Remove a folder with the tables in it; it stays where anything else is in it."""
-    root = part.tree.root
-    with os.scandir(root / folder) as items:
-        names = sorted(item.name for item in items)
+    names = _listing(part.tree, folder)
     if not all(_is_table(folder, name) for name in names):
         return
     # Names that were too long are found until nothing is left that has one.
-    part.tree.remove(f"{folder}/{name}" for name in names if name != MAPPING_FILE)
-    part.tree.remove(f"{folder}/{name}" for name in names if name == MAPPING_FILE)
+    _remove_files(part.tree, [f"{folder}/{name}" for name in names if name != MAPPING_FILE])
+    _remove_files(part.tree, [f"{folder}/{name}" for name in names if name == MAPPING_FILE])
     _, stay = _pattern(part)
     while folder.count("/") >= stay:
         try:
-            (root / folder).rmdir()
+            part.tree.remove_folder(folder)
         except OSError:
             return
         folder = folder.rpartition("/")[0]

@@ -8,8 +8,12 @@ from rankdumpd.agent.sessions import Session
 
 
 def introduce(session: Session, request: SessionRequest) -> None:
-    """Write a rank's metadata where it is not there; may be repeated after an OSError."""
+    """Hold the tree, and write a rank's metadata where it is not there.
+
+    May be repeated after an OSError.
+    """
     outlet = session.outlet
+    outlet.hold.take()
     if outlet.layout.api is not None:
         outlet.tree.make(f"{outlet.layout.rank_folder(request.rank)}/{outlet.layout.api.folder}")
     else:

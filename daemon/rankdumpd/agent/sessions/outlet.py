@@ -12,6 +12,7 @@ from rankdump.contract.layout.place import Place, Stand
 from rankdump.contract.layout.profile import PROFILES
 from rankdump.contract.plan import DumpPlan
 from rankdumpd.agent.claims import claimed
+from rankdumpd.agent.holds import Hold
 from rankdumpd.agent.join import Joiner
 from rankdumpd.agent.lines import Lines, lines_of
 from rankdumpd.agent.names import Names
@@ -29,6 +30,7 @@ class Outlet:
     stand: Stand
     codec: Codec
     tree: Tree
+    hold: Hold
     writer: Writer
     joiner: Joiner | None
     """None where a tensor has a file of its own for ever."""
@@ -74,6 +76,7 @@ def outlet_of(request: SessionRequest, plan: DumpPlan) -> Outlet:
         stand=stand,
         codec=codec,
         tree=tree,
+        hold=Hold(tree),
         writer=Writer(tree, names, layout=layout, stand=stand, lines=lines, device_target=target),
         joiner=Joiner(tree, names, codec, layout) if output.file_format == "bin" else None,
         tables=_tables(tree, names, lines) if content.tabulated or degrades else None,
