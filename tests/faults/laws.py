@@ -6,25 +6,32 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 
 from faults.content import OPERATORS
-from faults.values import Life, Name, Placed, Seen
+from faults.values import Kind, Life, Name, Placed, Seen
 
+_EXCUSE = (Kind.KILL_COORDINATOR, Kind.KILL_RANK)
 _MORE_PARTS, _MORE_MIB = 0.2, 16
 _MORE_DESCRIPTORS = 12
 
 
-def ordered(seen: Seen, lives: Mapping[str, Life]) -> Iterator[str]:
-    """Each operator of an iteration that a rank ended stands in the order, once; no other does."""
+def ordered(seen: Seen, lives: Mapping[str, Life], happened: Mapping[str, int]) -> Iterator[str]:
+    """Each operator of an iteration that a rank ended stands in the order, once; no other does.
+
+    Where a rank was started anew and the coordinator died as well, only the last is promised.
+    """
     begun = {(each.root, each.rank, each.life): each.begun for each in lives.values()}
-    for placed, count in seen.placed.items():
+    for placed in seen.placed:
         name = placed.name
         if name is None or name.iteration > begun.get((placed.root, name.rank, name.life), -1):
             yield f"{placed}: nobody executed it"
-        elif count > 1:
-            yield f"{name} stands in the order {count} times"
+    if all(happened.get(each.value) for each in _EXCUSE):
+        return
+    for placed, count in seen.placed.items():
+        if count > 1:
+            yield f"{placed.name} stands in the order {count} times"
     for (rank, iteration), some in unplaced(seen, lives).items():
         # What a dead process left behind may come after its rank has started anew.
         said = seen.late.get((rank, iteration), 0)
-        if len(some) > said and some[0].root not in seen.excused:
+        if len(some) > said:
             yield (
                 f"rank {rank} iteration {iteration}: {len(some)} operators are not in the order, "
                 f"{said} are said to be late; the first is {some[0].name}"

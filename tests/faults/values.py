@@ -183,9 +183,6 @@ class Seen:
     """How often each operator stands in the published orders."""
     late: Mapping[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
     """Of ranks and iterations the events that came too late for them, as the coordinator says."""
-    excused: frozenset[str] = frozenset()
-    """Trees whose order may lack something: several logs tell it, a rank was started anew alone,
-    and the coordinator died."""
     growths: tuple[Growth, ...] = ()
 
 
