@@ -9,7 +9,8 @@ from faults.content import OPERATORS
 from faults.values import Kind, Life, Name, Placed, Seen
 
 _EXCUSE = (Kind.KILL_COORDINATOR, Kind.KILL_RANK)
-_MORE_PARTS, _MORE_MIB = 0.2, 16
+_MORE_PARTS, _MORE_MIB = 0.2, 36
+"""An agent remembers files to link to in up to 20 MB, and a rank's iteration in 1 KiB."""
 _MORE_DESCRIPTORS = 12
 
 
