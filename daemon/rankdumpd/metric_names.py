@@ -94,6 +94,8 @@ _OF_AGENTS = {
     "disk_floor_bytes": _gauge(
         "Tensors are refused rather than leave less than this.", Joined.MOST, root=()
     ),
+    "ledger_bytes": _gauge("What the ledger takes."),
+    "ledger_disk_free_bytes": _gauge("Room on its disk; ranks wait at 0.", Joined.LEAST),
     "job_bytes": _gauge("What the dump of a job takes here.", job=()),
     "retired_iterations_total": _counter(
         "Iterations of ranks that were removed because of their age, or for room."

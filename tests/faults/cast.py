@@ -125,7 +125,9 @@ class Coordinator(Server):
         self.environ |= {
             "RANKDUMPD_COORDINATOR__LISTEN": address,
             "RANKDUMPD_COORDINATOR__STATE_DIR": f"{state}/state",
-            "RANKDUMPD_COORDINATOR__DEADLINE_S": "3600",
+            # Longer than any fault lasts. A rank that is started anew counts from 0, the others do
+            # not: no iteration would be complete, and the coordinator would hold them all.
+            "RANKDUMPD_COORDINATOR__DEADLINE_S": "20",
         }
         self.disk = Disk(state, size_bytes=64 * MIB, inodes=1 << 12)
         self.disks = [self.disk]
@@ -141,7 +143,7 @@ class Agent(Server):
         disks = folder / name
         self.tree, self.state, self.run = disks / "tree", disks / "state", disks / "run"
         super().__init__(name, folder, prefix=str(self.tree))
-        self.workers = workers
+        self.workers, self.job_id = workers, f"soak-{name}"
         self.address = f"unix:{self.run}/agent.sock"
         settings = {
             "LISTEN": self.address,
@@ -214,7 +216,7 @@ class Rank(Actor):
         self.environ |= {
             "RANKDUMP_CONFIG": str(config),
             "RANKDUMP_AGENT": address,
-            "RANKDUMP_JOB_ID": f"soak-{agent.name}",
+            "RANKDUMP_JOB_ID": agent.job_id,
             "RANK": str(role.rank),
             "LOCAL_RANK": str(role.rank),
             "WORLD_SIZE": str(world),

@@ -9,7 +9,7 @@ import numpy as np
 from faults.values import Name
 
 OP_TYPE = "Linear"
-_OPERATORS = 12
+OPERATORS = 12
 _MANY = 16
 """Slots of every fifth operator."""
 _ALIKE = 7
@@ -19,7 +19,7 @@ _SAID = re.compile(r"life(\d+).*op(\d+)$")
 
 def names(rank: int, life: int, iteration: int) -> Iterator[Name]:
     """Yield what a rank dumps in an iteration, in that order."""
-    for number in range(_OPERATORS):
+    for number in range(OPERATORS):
         for slot in range(_MANY if number % 5 == 4 else 1):
             yield Name(rank, life, iteration, number, slot)
 
@@ -41,7 +41,7 @@ def name_of(rank: int, iteration: int, op: str, slot: int) -> Name | None:
         return None
     name = Name(rank, int(said[1]), iteration, int(said[2]), slot)
     most = _MANY if name.number % 5 == 4 else 1
-    return name if name.number < _OPERATORS and slot < most else None
+    return name if name.number < OPERATORS and slot < most else None
 
 
 def tensor(name: Name) -> np.ndarray:

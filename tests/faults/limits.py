@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import resource
 from pathlib import Path
+
+from rankdumpd.agent.folders import MOST_HELD
 
 _SPARE = 1
 
@@ -11,6 +14,18 @@ _SPARE = 1
 def open_descriptors(pid: int) -> int:
     """Return how many descriptors a process has open."""
     return sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
+
+
+def lasting_descriptors(pid: int) -> int:
+    """Return how many it has open but for the folders that an agent may hold."""
+    folders = others = 0
+    for each in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            if each.is_dir():
+                folders += 1
+            else:
+                others += 1
+    return others + max(0, folders - MOST_HELD)
 
 
 def resident_bytes(pid: int) -> int:

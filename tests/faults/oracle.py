@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from faults.content import kept, names
+from faults.laws import grown, ordered
 from faults.values import Breach, Kind, Life, Name, Seen
 
 from rankdump.contract.reasons import REASONS
@@ -43,6 +44,8 @@ def breaches(seen: Seen, happened: Mapping[str, int]) -> tuple[Breach, ...]:
         "a manifest is of an iteration that ended, and what it lists is there": listed(seen, lives),
         "whoever said goodbye left whole iterations": whole(seen),
         "the coordinator's balances are those of the manifests": told(seen),
+        "what ranks executed stands in the published order, once": ordered(seen, lives, happened),
+        "no daemon grows while it lives": grown(seen),
         "nothing was wrong on the way": iter(seen.complaints),
     }
     found: list[Breach] = []

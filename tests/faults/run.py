@@ -8,18 +8,20 @@ import shutil
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from faults import witness
+from faults import orders, witness
 from faults.cast import MIB, Cast, cast_of
 from faults.director import LOOK_S, Director
+from faults.growth import Scales
+from faults.laws import unplaced
 from faults.limits import open_descriptors, resident_bytes
 from faults.lookout import Lookout
 from faults.oracle import breaches, drops
-from faults.values import Fault, Seen, Verdict
+from faults.values import Fault, Placed, Seen, Verdict
 
 from rankdump.cli.ask import agent_status, drain
 from rankdump.contract.errors import RankdumpError
@@ -41,6 +43,16 @@ class Order:
     folder: Path
 
 
+@dataclass(slots=True)
+class Ending:
+    """What became of everybody, and what the coordinator knew then."""
+
+    complaints: list[str]
+    balances: dict[tuple[str, int], tuple[int, int, int]]
+    late: dict[tuple[int, int], int]
+    sizes: dict[str, Any]
+
+
 def run(order: Order, say: Callable[[str], None]) -> Verdict:
     """Return the verdict over one run, which is made in a mount namespace of its own."""
     cast = cast_of(order.folder, small=order.small, pause_s=order.pause_s)
@@ -48,30 +60,43 @@ def run(order: Order, say: Callable[[str], None]) -> Verdict:
         for disk in actor.disks:
             disk.mount()
     lookout = Lookout([agent.tree / "dump" for agent in cast.agents], order.seed)
+    scales = Scales(cast)
     director = Director(cast, order.faults, say=say)
     begun_s = time.monotonic()
     try:
         _begin(cast)
         director.play(order.seconds)
         played_s = time.monotonic() - begun_s
-        complaints, told, sizes = _finish(cast, director, say)
+        ending = _finish(cast, director, scales, say)
     finally:
+        scales.close()
         lookout.close()
         cast.close()
     say("reading what is left")
-    complaints += lookout.complaints
-    states = [agent.state for agent in cast.agents]
-    roots = [agent.tree / "dump" for agent in cast.agents]
-    seen = witness.seen(order.folder, states, roots, told, complaints)
     happened = dict(director.happened)
+    seen = _seen(order, cast, ending, lookout, scales)
     return Verdict(
         order.seed,
         round(played_s, 1),
         happened,
         dict(director.missed),
-        _figures(seen, cast, director, lookout) | sizes,
+        _figures(seen, cast, director, lookout) | ending.sizes,
         breaches(seen, happened),
     )
+
+
+def _seen(order: Order, cast: Cast, ending: Ending, lookout: Lookout, scales: Scales) -> Seen:
+    """Return all that there is to see."""
+    states = [agent.state for agent in cast.agents]
+    roots = [agent.tree / "dump" for agent in cast.agents]
+    complaints = ending.complaints + lookout.complaints
+    placed: Counter[Placed] = Counter()
+    for agent, root in zip(cast.agents, roots, strict=True):
+        found, unread = orders.published(root, agent.job_id)
+        placed.update(found)
+        complaints += unread
+    seen = witness.seen(order.folder, states, roots, ending.balances, complaints)
+    return replace(seen, placed=placed, late=ending.late, growths=scales.growths())
 
 
 def _begin(cast: Cast) -> None:
@@ -88,11 +113,9 @@ def _begin(cast: Cast) -> None:
         time.sleep(LOOK_S)
 
 
-def _finish(
-    cast: Cast, director: Director, say: Callable[[str], None]
-) -> tuple[list[str], dict[tuple[str, int], tuple[int, int, int]], dict[str, Any]]:
+def _finish(cast: Cast, director: Director, scales: Scales, say: Callable[[str], None]) -> Ending:
     """Let everybody end well; return what did not, and what the coordinator knew."""
-    complaints = list(director.ends)
+    ending = Ending(list(director.ends), {}, {}, {})
     for actor in cast.actors:
         actor.control.heal()
     for proxy in cast.proxies:
@@ -106,28 +129,41 @@ def _finish(
     for rank in cast.ranks:
         code = rank.end(_PATIENCE_S)
         if code != 0:
-            complaints.append(f"rank {rank.role.rank} ended with {code}")
-    complaints += _not_well(cast)
-    complaints += _drained(cast)
-    sizes = _sizes(cast)
-    told: dict[tuple[str, int], tuple[int, int, int]] = {}
-    try:
-        told = witness.balances(cast.coordinator.address)
-    except RankdumpError as error:
-        complaints.append(f"the coordinator: {error}")
+            ending.complaints.append(f"rank {rank.role.rank} ended with {code}")
+    ending.complaints += [*_not_well(cast), *_drained(cast)]
+    _hear(cast.coordinator.address, ending)
+    ending.sizes = _sizes(cast)
+    scales.close()
     say("daemons stop")
+    ending.complaints += [*_stopped(cast), *_left_behind(cast)]
+    return ending
+
+
+def _hear(address: str, ending: Ending) -> None:
+    """Ask the coordinator for all that it knows, once it has published it."""
+    try:
+        ending.complaints += orders.wait_published(address, _PATIENCE_S)
+        ending.balances = witness.balances(address)
+        ending.late = orders.late(address)
+    except RankdumpError as error:
+        ending.complaints.append(f"the coordinator: {error}")
+
+
+def _stopped(cast: Cast) -> Iterator[str]:
     for actor in (*cast.agents, cast.coordinator):
         actor.wanted = False
         actor.kill(signal.SIGTERM)
         code = actor.end(20)
         if code != 0:
-            complaints.append(f"{actor.name} ended with {code} after SIGTERM")
+            yield f"{actor.name} ended with {code} after SIGTERM"
+
+
+def _left_behind(cast: Cast) -> Iterator[str]:
     for agent in cast.agents:
         left = [str(path) for path in agent.run.rglob("*.slab")]
         left += [str(path) for path in (agent.tree / "dump").rglob("rank_*/**/.*.tmp")]
         closed = {life.session_id for life in witness.lives(agent.folder) if life.closed}
-        complaints += [f"{path} is left behind" for path in left if _of(path, closed)]
-    return complaints, told, sizes
+        yield from (f"{path} is left behind" for path in left if _of(path, closed))
 
 
 def _of(path: str, closed: set[str]) -> bool:
@@ -182,6 +218,7 @@ def _sizes(cast: Cast) -> dict[str, Any]:
 
 def _figures(seen: Seen, cast: Cast, director: Director, lookout: Lookout) -> dict[str, Any]:
     fates = Counter(row.fate for row in seen.ledger.rows)
+    lives = {life.session_id: life for life in seen.lives}
     return {
         "faults": sum(director.happened.values()),
         "lives": len(seen.lives),
@@ -195,6 +232,11 @@ def _figures(seen: Seen, cast: Cast, director: Director, lookout: Lookout) -> di
         "bytes": sum(_tree_bytes(agent.tree) for agent in cast.agents),
         "manifests": len(seen.manifests),
         "told": len(seen.balances),
+        "in_order": sum(seen.placed.values()),
+        "late": sum(seen.late.values()),
+        "twice_in_order": sum(count > 1 for count in seen.placed.values()),
+        "not_in_order": sum(map(len, unplaced(seen, lives).values())),
+        "growths": [asdict(each) for each in seen.growths],
         "starts": {actor.name: actor.starts for actor in cast.actors},
         "looks": lookout.looks,
         "manifests_looked_at": lookout.manifests,

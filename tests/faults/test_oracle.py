@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from faults.content import kept, names
+from faults.content import OPERATORS, kept, names
 from faults.oracle import breaches, told_once
-from faults.values import End, Found, Ledger, Life, Listed, Name, Row, Seen
+from faults.values import End, Found, Growth, Ledger, Life, Listed, Name, Placed, Row, Seen
 
 SESSION, ROOT = "session", "/tree"
 ITERATIONS = 2
@@ -39,6 +39,10 @@ def truth() -> Seen:
             for i in ended
         ),
         balances={(SESSION, i): (DUE, DUE, 0) for i in ended},
+        placed={
+            Placed(ROOT, Name(0, 0, i, number, 0)): 1 for i in ended for number in range(OPERATORS)
+        },
+        growths=(Growth("agent a (7)", 500.0, 60.0, 61.5, 30, 29),),
     )
 
 
@@ -144,6 +148,42 @@ def complaint(seen: Seen) -> Seen:
     return replace(seen, complaints=("agent a ended with -6",))
 
 
+def operator_not_in_order(seen: Seen) -> Seen:
+    return replace(seen, placed=dict(list(seen.placed.items())[1:]))
+
+
+def more_missing_than_is_said_to_be_late(seen: Seen) -> Seen:
+    return replace(seen, placed={}, late={(0, 0): OPERATORS - 1, (0, 1): OPERATORS})
+
+
+def operator_twice_in_order(seen: Seen) -> Seen:
+    return replace(seen, placed={**seen.placed, next(iter(seen.placed)): 2})
+
+
+def operator_of_nobody(seen: Seen) -> Seen:
+    return replace(seen, placed={**seen.placed, Placed(ROOT, None): 1})
+
+
+def operator_of_no_life(seen: Seen) -> Seen:
+    return replace(seen, placed={**seen.placed, Placed(ROOT, Name(0, 7, 0, 1, 0)): 1})
+
+
+def operator_before_its_time(seen: Seen) -> Seen:
+    return replace(seen, placed={**seen.placed, Placed(ROOT, Name(0, 0, 9, 1, 0)): 1})
+
+
+def operator_in_the_order_of_another_job(seen: Seen) -> Seen:
+    return replace(seen, placed={**seen.placed, Placed("/other", Name(0, 0, 0, 1, 0)): 1})
+
+
+def memory_that_grows(seen: Seen) -> Seen:
+    return replace(seen, growths=(replace(seen.growths[0], late_mib=120.0),))
+
+
+def descriptors_that_stay_open(seen: Seen) -> Seen:
+    return replace(seen, growths=(replace(seen.growths[0], late_descriptors=60),))
+
+
 LIES: list[Callable[[Seen], Seen]] = [
     lost_file,
     lost_number,
@@ -167,6 +207,15 @@ LIES: list[Callable[[Seen], Seen]] = [
     other_balance_told,
     balance_never_told,
     complaint,
+    operator_not_in_order,
+    more_missing_than_is_said_to_be_late,
+    operator_twice_in_order,
+    operator_of_nobody,
+    operator_of_no_life,
+    operator_before_its_time,
+    operator_in_the_order_of_another_job,
+    memory_that_grows,
+    descriptors_that_stay_open,
 ]
 
 
@@ -188,6 +237,21 @@ def test_a_drop_that_a_fault_explains_is_legal():
     seen = replace(seen, manifests=(told, *seen.manifests[1:]), balances=balances)
     assert breaches(seen, {"enospc": 1}) == ()
     assert breaches(seen, {"eio": 1})
+
+
+def test_what_the_coordinator_says_came_too_late_need_not_be_in_the_order():
+    late = {(0, i): OPERATORS for i in range(ITERATIONS)}
+    assert breaches(replace(truth(), placed={}, late=late), {}) == ()
+
+
+def test_an_order_is_excused_where_a_rank_and_the_coordinator_died():
+    """Of one of them alone nothing is; and what nobody executed never is."""
+    both = {"kill_rank": 1, "kill_coordinator": 1}
+    for lie in (operator_not_in_order, operator_twice_in_order):
+        assert breaches(lie(truth()), both) == ()
+        assert breaches(lie(truth()), {"kill_rank": 9})
+        assert breaches(lie(truth()), {"kill_coordinator": 9})
+    assert breaches(operator_before_its_time(truth()), both)
 
 
 def test_more_corrupted_than_flipped_is_a_breach():

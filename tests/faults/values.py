@@ -145,6 +145,29 @@ class Listed:
 
 
 @dataclass(frozen=True, slots=True)
+class Placed:
+    """An operator in the published order of the job of a tree."""
+
+    root: str
+    name: Name | None
+    """Its first slot; None for one that nobody executed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """One process of a daemon, after the first tenth of its life and in the last."""
+
+    who: str
+    seconds: float
+    early_mib: float
+    """Resident, without what it shares; the median of a tenth of its life, as all of these."""
+    late_mib: float
+    early_descriptors: int
+    """But for folders that it may hold."""
+    late_descriptors: int
+
+
+@dataclass(frozen=True, slots=True)
 class Seen:
     """Everything that is known at the end."""
 
@@ -156,6 +179,11 @@ class Seen:
     """As the coordinator has them, by session and iteration: expected, kept, dropped."""
     complaints: tuple[str, ...] = ()
     """What was wrong while the run went on, or at its end."""
+    placed: Mapping[Placed, int] = field(default_factory=dict[Placed, int])
+    """How often each operator stands in the published orders."""
+    late: Mapping[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
+    """Of ranks and iterations the events that came too late for them, as the coordinator says."""
+    growths: tuple[Growth, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

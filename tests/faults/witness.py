@@ -160,7 +160,7 @@ def seen(
     told: Mapping[tuple[str, int], tuple[int, int, int]],
     complaints: Iterable[str] = (),
 ) -> Seen:
-    """Return all that there is to see of a run; journals stand in the folder."""
+    """Return what a run left; journals stand in the folder."""
     known = lives(folder)
     files: list[Found] = []
     manifests: list[Listed] = []

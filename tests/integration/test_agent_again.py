@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import sqlite3
@@ -97,6 +98,37 @@ def test_manifests_of_a_full_disk_are_there_once_it_has_room(rank, frames, disk,
     assert (order / "ms_global_execution_order_graph_0.csv").read_text() == "0\n1\n"
     stream.send(frames.goodbye(7)).wait_acknowledged(7)
     assert rank.status().iterations[0].expected == 1
+    stream.cut()
+
+
+@pytest.mark.parametrize("form", ["npy", "bin"])
+@pytest.mark.parametrize("cause", ["disk_cap", "disk_full"])
+def test_what_a_killed_agent_wrote_and_did_not_enter_is_no_drop(
+    disk, short_dir, make_agent, make_rank, frames, cause, form
+):
+    """Sent again when there is no room any more: it is in the tree, and so it is stored."""
+    output = {"layout": "mindspore-async", "file_format": "bin"} if form == "bin" else {}
+    agent = make_agent()
+    rank = make_rank(agent.address, output=output)
+    rank.open()
+    rank.push().send(frames.record(1, ARRAY)).wait_acknowledged(1)
+    agent.stop()
+    # As a kill between the two leaves it.
+    with contextlib.closing(sqlite3.connect(short_dir / "state" / "ledger.sqlite")) as base, base:
+        base.execute("DELETE FROM records")
+        base.execute("UPDATE sessions SET watermark = 0")
+    if cause == "disk_cap":
+        agent = make_agent(disk_bytes=1)
+    else:
+        agent.start()
+        disk.error = errno.ENOSPC
+    rank.open()
+    stream = rank.push().send(frames.record(1, ARRAY), frames.record(2, ARRAY + 1))
+    stream.send(frames.end(3, 0, 2)).wait_acknowledged(3)
+    (status,) = rank.status().iterations
+    assert (status.stored, dict(status.dropped)) == (1, {cause: 1})
+    assert len([path for path in rank.root.glob("rank_0/Net/**/*") if path.is_file()]) == 1
+    disk.error = 0
     stream.cut()
 
 

@@ -44,6 +44,13 @@ def run(name: str, place: Path, **environ: str) -> subprocess.CompletedProcess[s
     )
 
 
+def test_package_and_project_state_the_same_terms():
+    project = (DEPLOY.parent / "pyproject.toml").read_text()
+    (terms,) = re.findall(r'^license = \{ text = "(.*)" \}$', project, re.MULTILINE)
+    said = (DEPLOY / "debian" / "copyright").read_text()
+    assert said.endswith(f"License: not-stated\n {terms}\n")
+
+
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
 def test_a_script_of_slurm_never_fails(script: Path, short_dir: Path):
     """Without Slurm's variables, without an agent, without a folder: status 0."""

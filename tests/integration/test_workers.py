@@ -82,6 +82,25 @@ def test_ranks_are_shared_out_and_all_of_it_is_in_the_tree(make_host):
         assert len(expected) == 2
 
 
+def test_what_workers_need_and_their_ledgers_are_added_up(make_host, short_dir):
+    """One sentence of all ranks, not one of each worker, which knows its own part only."""
+    host = make_host(2, JOB_BYTES="150000", KEEP_FREE_RATIO="0", KEEP_FREE_INODES_RATIO="0")
+    with contextlib.ExitStack() as sessions:
+        for rank in range(4):
+            session = sessions.enter_context(host.session(rank))
+            session.step(0)
+            dump(session, tensors(rank, 0, 50))
+            session.step(1)
+        view = until(host.view, lambda view: sum(i.complete for i in view.iterations) == 4)
+        (need,) = view.needs
+        assert need.bytes_stored == sum(i.bytes_stored for i in view.iterations)
+        (said,) = view.findings
+        assert said.startswith("job job: each iteration needs ")
+        assert said.endswith(f"{(150_000 - need.bytes_stored) // need.bytes_stored} more fit")
+        assert view.ledger.folder == str(short_dir / "state")
+        assert view.ledger.used_bytes > 0
+
+
 @pytest.mark.parametrize("shared_memory", [True, False])
 def test_a_killed_worker_comes_back_and_the_rank_loses_nothing(make_host, shared_memory):
     """What was acknowledged is in its ledger, what was not is sent again or lies in the slab."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rankdump.cli.text import counted, size
-from rankdump.contract.room import DiskStatus, JobUsage
+from rankdump.contract.room import DiskStatus, JobUsage, LedgerStatus
 from rankdump.contract.status import StatusView
 
 
@@ -18,7 +18,8 @@ def room_lines(view: StatusView) -> list[str]:
         queued += f"; memory: {size(memory.used_bytes)} of {size(memory.limit_bytes)}"
     if not view.disks:
         queued += f"; disk: {size(load.disk_free_bytes)} free of {size(load.disk_total_bytes)}"
-    return [queued, *map(_disk, view.disks), *_jobs(view)]
+    ledger = [_ledger(view.ledger)] if view.ledger.folder else []
+    return [queued, *map(_disk, view.disks), *ledger, *_jobs(view)]
 
 
 def _disk(disk: DiskStatus) -> str:
@@ -29,6 +30,13 @@ def _disk(disk: DiskStatus) -> str:
     files = f", {disk.free_inodes:,} files more" if disk.total_inodes else ""
     taken = _share(disk.used_bytes, disk.limit_bytes)
     return f"disk of {disk.root}: {free}{kept}{files}; dumps take {taken}"
+
+
+def _ledger(ledger: LedgerStatus) -> str:
+    taken = f"ledger in {ledger.folder}: {size(ledger.used_bytes)}"
+    if not ledger.total_bytes:
+        return taken
+    return f"{taken}; {size(ledger.free_bytes)} free of {size(ledger.total_bytes)}"
 
 
 def _share(used: int, limit: int) -> str:

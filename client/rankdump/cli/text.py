@@ -8,18 +8,10 @@ from collections.abc import Iterable, Mapping
 
 from rich.cells import cell_len, set_cell_size
 
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+from rankdump.contract.sizes import size as size
+
 _DOTS = "..."
 _SCOPES = ("Default", "Gradients", "Recompute")
-
-
-def size(count: int) -> str:
-    """Return bytes with three digits or so: `1.46 MiB`."""
-    if count < 1024:
-        return f"{count} B"
-    power = min((count.bit_length() - 1) // 10, len(_UNITS) - 1)
-    value, unit = count / 1024**power, _UNITS[power]
-    return f"{value:.2f} {unit}" if value < 10 else f"{value:.1f} {unit}"
 
 
 def duration(microseconds: int) -> str:

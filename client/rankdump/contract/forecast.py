@@ -7,9 +7,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from rankdump.contract.plan import Iterations
+from rankdump.contract.status import IterationStatus
 
 KEEP_FREE_RATIO = 0.1
 """Share of a disk that agents leave free unless they are told otherwise."""
+_BLOCK_BYTES = 4096
+_RECORD_BYTES = 400
+"""What a manifest says of a tensor, or so."""
+_ROW_BYTES = 200
+"""A row of figures, or so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +100,11 @@ class Forecast:
     """Why it does not fit; empty when it does."""
 
 
-def planned(iterations: Iterations) -> int | None:
-    """Return how many iterations a plan selects; None for one without an end."""
+def planned(iterations: Iterations, *, after: int = -1) -> int | None:
+    """Return how many iterations a plan selects, after that one; None for one without an end."""
     if iterations.spans is None:
         return None
-    count, behind = 0, -1
+    count, behind = 0, after
     for low, high in sorted(iterations.spans):
         first = max(low, behind + 1)
         count += max(0, high - first + 1)
@@ -113,24 +119,59 @@ def forecast(observed: Observed, iterations: int | None, room: DiskRoom) -> Fore
     while one more does.
     """
     count = 1 if iterations is None else iterations
-    each, once = observed.each, observed.once
+    every, once = times(observed.each, count), observed.once
     fitting = _fitting(observed, room)
     reason = "" if count <= fitting else _reason(observed, count, room)
     return Forecast(
         iterations=iterations,
-        tensors=count * each.tensors + once.tensors,
-        files=count * each.files + once.files,
-        bytes_in=count * each.bytes_in + once.bytes_in,
-        bytes_stored=count * each.bytes_stored + once.bytes_stored,
-        disk_bytes=count * each.disk_bytes + once.disk_bytes,
-        stall_us=count * each.stall_us,
-        wall_us=count * each.wall_us,
+        tensors=every.tensors + once.tensors,
+        files=every.files + once.files,
+        bytes_in=every.bytes_in + once.bytes_in,
+        bytes_stored=every.bytes_stored + once.bytes_stored,
+        disk_bytes=every.disk_bytes + once.disk_bytes,
+        stall_us=every.stall_us,
+        wall_us=every.wall_us,
         usable_bytes=room.usable_bytes,
         total_bytes=room.total_bytes,
         keep_free_ratio=room.keep_free_ratio,
         fitting=fitting,
         fits=not reason,
         reason=reason,
+    )
+
+
+def weighed(status: IterationStatus, *, tabulated: bool) -> Taken:
+    """Return what an iteration of a rank takes, by its sums: for when nobody looks at its files.
+
+    A file goes up to whole blocks, which is half a block on average; `tabulated` tensors have a
+    row of figures each. Tensors that share a file count as if they had one of their own.
+    """
+    rows = status.kept if tabulated else status.degraded
+    blocks = status.stored * _BLOCK_BYTES
+    tensors = max(blocks, status.bytes_stored + blocks // 2)
+    table, manifest = _blocks(rows * _ROW_BYTES), _blocks(status.kept * _RECORD_BYTES + 1)
+    return Taken(
+        tensors=status.kept,
+        files=status.stored + bool(rows) + 1,
+        folders=1,
+        bytes_in=status.bytes_in,
+        bytes_stored=status.bytes_stored,
+        disk_bytes=tensors + table + manifest + _BLOCK_BYTES,
+        stall_us=status.stall_us,
+    )
+
+
+def times(taken: Taken, count: int) -> Taken:
+    """Return what so many of the same take."""
+    return Taken(
+        count * taken.tensors,
+        count * taken.files,
+        count * taken.folders,
+        count * taken.bytes_in,
+        count * taken.bytes_stored,
+        count * taken.disk_bytes,
+        count * taken.stall_us,
+        count * taken.wall_us,
     )
 
 
@@ -154,6 +195,10 @@ def total(some: Iterable[Taken]) -> Taken:
         ),
         every,
     )
+
+
+def _blocks(byte_count: int) -> int:
+    return -(-byte_count // _BLOCK_BYTES) * _BLOCK_BYTES
 
 
 def _with_times(taken: Taken, some: Sequence[Taken]) -> Taken:

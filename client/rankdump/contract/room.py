@@ -22,6 +22,8 @@ class DiskStatus:
     """What dumps of this agent take on it."""
     limit_bytes: int = 0
     """What they may take; 0: no limit."""
+    floor_inodes: int = 0
+    """Tensors are refused rather than leave room for fewer files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,36 @@ class JobUsage:
     """It is not removed, whatever its age."""
     retired_iterations: int = 0
     """Iterations of ranks that were removed because of their age, or for room."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobNeed:
+    """What each iteration that a job has still to dump into a tree will take, all ranks together.
+
+    By the largest that each rank has ended.
+    """
+
+    job_id: str
+    root: str
+    iterations: int = 0
+    """How many are to come by the plan; 0: it has no end."""
+    bytes_stored: int = 0
+    """Of tensors."""
+    disk_bytes: int = 0
+    """In whole blocks, with tables, manifests and folders."""
+    inodes: int = 0
+    """Files and folders."""
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerStatus:
+    """What an agent's ledger takes, and the room that its disk has left."""
+
+    folder: str = ""
+    used_bytes: int = 0
+    free_bytes: int = 0
+    total_bytes: int = 0
+    """Of the disk."""
 
 
 @dataclass(frozen=True, slots=True)

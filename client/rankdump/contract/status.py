@@ -8,7 +8,7 @@ from enum import Enum
 
 from rankdump.contract.events import EventKind
 from rankdump.contract.findings import Finding
-from rankdump.contract.room import DiskStatus, JobUsage, MemoryStatus
+from rankdump.contract.room import DiskStatus, JobNeed, JobUsage, LedgerStatus, MemoryStatus
 from rankdump.contract.timeouts import TimeoutHint
 
 
@@ -177,6 +177,8 @@ class StatusView:
     """This and what follows comes from agents only."""
     usage: tuple[JobUsage, ...] = ()
     memory: MemoryStatus = field(default_factory=MemoryStatus)
+    needs: tuple[JobNeed, ...] = ()
+    ledger: LedgerStatus = field(default_factory=LedgerStatus)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,14 @@ from collections.abc import Iterable
 from rankdump.contract.errors import ProtocolError
 from rankdump.contract.events import EventKind
 from rankdump.contract.findings import Finding, FindingKind
-from rankdump.contract.room import DiskStatus, JobUsage, MemoryStatus, MetricSample
+from rankdump.contract.room import (
+    DiskStatus,
+    JobNeed,
+    JobUsage,
+    LedgerStatus,
+    MemoryStatus,
+    MetricSample,
+)
 from rankdump.contract.status import (
     AgentStatus,
     ClockEstimate,
@@ -154,6 +161,8 @@ def view_to_wire(view: StatusView) -> status_pb2.StatusView:
         disks=(status_pb2.DiskStatus(**common(disk, DiskStatus)) for disk in view.disks),
         usage=(status_pb2.JobUsage(**common(job, JobUsage)) for job in view.usage),
         memory=status_pb2.MemoryStatus(**common(view.memory, MemoryStatus)),
+        needs=(status_pb2.JobNeed(**common(need, JobNeed)) for need in view.needs),
+        ledger=status_pb2.LedgerStatus(**common(view.ledger, LedgerStatus)),
     )
 
 
@@ -172,6 +181,8 @@ def view_from_wire(message: status_pb2.StatusView) -> StatusView:
         disks=tuple(DiskStatus(**common(disk, DiskStatus)) for disk in message.disks),
         usage=tuple(JobUsage(**common(job, JobUsage)) for job in message.usage),
         memory=MemoryStatus(**common(message.memory, MemoryStatus)),
+        needs=tuple(JobNeed(**common(need, JobNeed)) for need in message.needs),
+        ledger=LedgerStatus(**common(message.ledger, LedgerStatus)),
     )
 
 

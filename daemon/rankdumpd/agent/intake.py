@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from rankdump.contract.errors import ProtocolError, ResendError, RetryableError
 from rankdump.contract.exchange import RecordHead
 from rankdump.contract.figure_rows import FigureRows
-from rankdump.contract.selection import Verdict
+from rankdump.contract.reasons import BY_ROOM
+from rankdump.contract.selection import YES, Verdict
 from rankdump.wire.v1 import agent_pb2
 from rankdumpd.agent.admit import Admission
 from rankdumpd.agent.budget import Budget
@@ -154,11 +155,19 @@ class Intake:
         if large:
             self.hand_on()
         answer = self._admission.of_record(head, self._present_room())
+        if answer.reason in BY_ROOM and self._is_there(head):
+            answer = YES
         if answer.accepted and large:
             # What is only declared takes no room from others.
             self._budget.begin(self, cost_bytes(min(self._piece_bytes, head.byte_count)))
             self._growing = True
         return answer
+
+    def _is_there(self, head: RecordHead) -> bool:
+        """Return whether a killed process may have written it: then it takes no room, and a drop
+        would leave a file that nobody knows.
+        """
+        return self._session.restored and self._session.outlet.writer.has(head)
 
     def _gather(self, item: Received | None) -> None:
         if item is None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from rankdump.contract.room import DiskStatus, JobUsage, MemoryStatus
+from rankdump.contract import outlook
+from rankdump.contract.room import DiskStatus, JobNeed, JobUsage, MemoryStatus
 from rankdump.contract.status import Load
 from rankdumpd.agent import policy as rules
 from rankdumpd.agent.budget import Budget
@@ -75,6 +76,10 @@ class Limits:
             for taken, retired in [known.get(job_id, (0, 0))]
         )
 
+    def staying(self, need: JobNeed) -> JobNeed:
+        """Return what a job needs until its old iterations are removed to make room."""
+        return outlook.before_removal(need, self.policy.retain_bytes, self._usage.total)
+
     def memory(self, live_sessions: int) -> MemoryStatus:
         """Return what queue, slabs and sessions take."""
         held = self._slabs.held_bytes + live_sessions * SESSION_BYTES
@@ -114,6 +119,7 @@ class Limits:
             total_inodes=space.total_inodes,
             used_bytes=self._usage.of_root(str(root)),
             limit_bytes=self.policy.disk_bytes,
+            floor_inodes=rules.floor_inodes(self.policy, space),
         )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from rankdump.contract.exchange import IterationEnd
 from rankdump.contract.reasons import known
-from rankdump.contract.room import DiskStatus, MetricSample
+from rankdump.contract.room import DiskStatus, LedgerStatus, MetricSample
 from rankdump.contract.status import StatusView
 from rankdumpd.agent.values import Fate, Judged, Outcome
 from rankdumpd.metric_names import MOST_OPEN, Key
@@ -73,6 +73,12 @@ def of_memory(
     yield MetricSample("rankdump_agent_queue_limit_bytes", queue_limit_bytes)
     yield MetricSample("rankdump_agent_memory_bytes", queue_bytes, {"part": "queue"})
     yield MetricSample("rankdump_agent_memory_bytes", slab_bytes, {"part": "slabs"})
+
+
+def of_ledger(ledger: LedgerStatus) -> Iterator[MetricSample]:
+    """Yield what the ledger takes, and what its disk has left."""
+    yield MetricSample("rankdump_agent_ledger_bytes", ledger.used_bytes)
+    yield MetricSample("rankdump_agent_ledger_disk_free_bytes", ledger.free_bytes)
 
 
 def of_report(waiting: int, lost: int) -> Iterator[MetricSample]:

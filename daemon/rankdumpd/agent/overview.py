@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 
-from rankdump.contract.room import MetricSample
-from rankdump.contract.status import StatusView
+from rankdump.contract import outlook
+from rankdump.contract.room import JobNeed, MetricSample
+from rankdump.contract.status import IterationStatus, SessionStatus, StatusView
+from rankdumpd.agent.ledger_room import LedgerRoom
 from rankdumpd.agent.limits import Limits
-from rankdumpd.agent.metered import of_memory, of_report, of_status
+from rankdumpd.agent.metered import of_ledger, of_memory, of_report, of_status
 from rankdumpd.agent.registry import Registry
 from rankdumpd.agent.sessions import Session
 
@@ -23,21 +26,29 @@ class Overview:
         *,
         pins: Callable[[], Iterable[str]],
         slab_bytes: Callable[[], int],
+        ledger: LedgerRoom,
         events: Callable[[], tuple[int, int]],
     ) -> None:
         """`events` says how many wait for the coordinator, and how many it will never hear."""
         self._registry, self._limits = registry, limits
         self._pins, self._slab_bytes, self._events = pins, slab_bytes, events
+        self._ledger = ledger
 
     def view(self, said: Iterable[str]) -> StatusView:
         """Return everything people may want to know; `said` is what rooms say themselves."""
         sessions = self._registry.all()
+        summary = self._summary(sessions)
+        balances = [session.iterations() for session in sessions]
+        needs = self._needs(sessions, summary.sessions, balances)
         return dataclasses.replace(
-            self._summary(sessions),
-            iterations=tuple(status for session in sessions for status in session.iterations()),
+            summary,
+            iterations=tuple(itertools.chain.from_iterable(balances)),
+            needs=needs,
             findings=(
                 *(sentence for session in sessions for sentence in session.findings()),
                 *self._limits.findings(sessions),
+                *outlook.findings(needs, summary.disks, summary.usage),
+                *self._ledger.findings(),
                 *said,
             ),
         )
@@ -52,8 +63,23 @@ class Overview:
                 queue_limit_bytes=queue_limit_bytes,
                 slab_bytes=self._slab_bytes(),
             ),
+            *of_ledger(self._ledger.status()),
             *of_report(*self._events()),
         ]
+
+    def _needs(
+        self,
+        sessions: Iterable[Session],
+        statuses: Iterable[SessionStatus],
+        balances: Iterable[Sequence[IterationStatus]],
+    ) -> tuple[JobNeed, ...]:
+        pinned = frozenset(self._pins())
+        found = outlook.together(
+            need
+            for session, status, iterations in zip(sessions, statuses, balances, strict=True)
+            if (need := _need_of(session, status, iterations)) is not None
+        )
+        return tuple(n if n.job_id in pinned else self._limits.staying(n) for n in found)
 
     def _summary(self, sessions: Sequence[Session]) -> StatusView:
         """Return what does not grow while a job runs."""
@@ -64,4 +90,12 @@ class Overview:
             disks=self._limits.disks_of(sessions),
             usage=self._limits.jobs(self._pins()),
             memory=self._limits.memory(sum(session.live for session in sessions)),
+            ledger=self._ledger.status(),
         )
+
+
+def _need_of(
+    session: Session, status: SessionStatus, iterations: Sequence[IterationStatus]
+) -> JobNeed | None:
+    root = str(session.outlet.tree.root)
+    return outlook.need_of(status, session.plan, root, iterations)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from rankdump.contract.sizes import size
+
 NEAR = 0.8
 """Of a limit, from which on people hear of it."""
-_GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +106,9 @@ def disk_warnings(policy: Policy, root: str, space: Space) -> Iterator[str]:
     limit = total - floor if policy.keep_free_ratio else 0
     near = _near(total - free, limit) if limit else free * (1 - NEAR) <= floor
     if total and near:
-        now = f"{_size(free)} ({free / total:.0%}) free of {_size(total)}"
+        now = f"{size(free)} ({free / total:.0%}) free of {size(total)}"
         key = _key(policy, floor)
-        yield f"disk of {root}: {now}; {_verb(free, floor)} {_size(floor)} ({key})"
+        yield f"disk of {root}: {now}; {_verb(free, floor)} {size(floor)} ({key})"
     free, total, floor = space.free_inodes, space.total_inodes, floor_inodes(policy, space)
     if floor and _near(total - free, total - floor):
         now = f"room for {free} more files of {total}"
@@ -142,8 +143,4 @@ def _key(policy: Policy, floor: int) -> str:
 
 
 def _share(used: int, limit: int) -> str:
-    return f"{_size(used)} of the {_size(limit)} that it may"
-
-
-def _size(count: int) -> str:
-    return f"{count / _GIB:.2f} GiB"
+    return f"{size(used)} of the {size(limit)} that it may"

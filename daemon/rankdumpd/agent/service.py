@@ -23,6 +23,7 @@ from rankdumpd.agent.effects import Effects
 from rankdumpd.agent.filing import filed
 from rankdumpd.agent.intake import Intake
 from rankdumpd.agent.ledger import Ledger
+from rankdumpd.agent.ledger_room import LedgerRoom
 from rankdumpd.agent.limits import Limits, policy_of
 from rankdumpd.agent.mailbox import Mailbox
 from rankdumpd.agent.overview import Overview
@@ -77,9 +78,8 @@ class Agent(Room):
             queue_bytes=settings.queue_bytes,
             max_record_bytes=settings.max_record_bytes,
         )
-        self._listen = settings.listen
+        self._listen, self._tries, self._streams = settings.listen, Tries(), OpenStreams()
         self._budget, self._usage = Budget(settings.queue_bytes), Usage()
-        self._streams, self._tries = OpenStreams(), Tries()
         # First of all: who may not be here says only that.
         self._ledger = Ledger(
             Path(settings.state_dir),
@@ -116,6 +116,7 @@ class Agent(Room):
             self._limits,
             pins=lambda: self._ledger.retention.pins,
             slab_bytes=lambda: self._slabs.held_bytes,
+            ledger=LedgerRoom(Path(settings.state_dir)),
             events=self._reporter.events,
         )
         self._effects = Effects(
@@ -223,8 +224,8 @@ class Agent(Room):
 
     def brief(self) -> str:
         """Say who is here and what is under way."""
-        frames, used_bytes = self._budget.items, self._budget.used_bytes
-        return f"{self._registry.live()} ranks, {frames} frames of {used_bytes:,} bytes under way"
+        under_way = f"{self._budget.items} frames of {self._budget.used_bytes:,} bytes under way"
+        return f"{self._registry.live()} ranks, {under_way}"
 
     def view(self) -> StatusView:
         """Return everything people may want to know."""
@@ -249,8 +250,7 @@ class Agent(Room):
         )
 
     def _file(self, parcel: Parcel) -> Outcome:
-        outlet = self._registry.get(parcel.ticket.session_id).outlet
-        return filed(parcel, outlet, self._originals)
+        return filed(parcel, self._registry.get(parcel.ticket.session_id).outlet, self._originals)
 
     def _settle(self, timeout_s: float) -> int:
         deadline = time.monotonic() + timeout_s

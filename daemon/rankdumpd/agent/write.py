@@ -9,7 +9,7 @@ import errno
 import logging
 import threading
 
-from rankdump.codec import codec_of
+from rankdump.codec import CODECS, codec_of
 from rankdump.contract.exchange import RecordHead
 from rankdump.contract.key import TensorKey
 from rankdump.contract.layout.layouts import Layout
@@ -37,6 +37,8 @@ _REASONS = {
     errno.EMFILE: "no_descriptors",
     errno.ENFILE: "no_descriptors",
 }
+
+_SUFFIXES = tuple(codec.suffix for codec in CODECS.values())
 
 _log = logging.getLogger(__name__)
 
@@ -76,9 +78,11 @@ class Writer:
                 return dropped(record.ticket, record.head, NAME_TAKEN)
             stamp = None
         except OSError as error:
-            reason = reason_of(error)
-            self._log_once(logging.ERROR, f"drops records, reason {reason}", error, record)
-            return dropped(record.ticket, record.head, reason)
+            if not self._is_there(place, encoded):
+                reason = reason_of(error)
+                self._log_once(logging.ERROR, f"drops records, reason {reason}", error, record)
+                return dropped(record.ticket, record.head, reason)
+            stamp = None
         return Outcome(
             record.ticket,
             record.head,
@@ -90,6 +94,19 @@ class Writer:
             original=None if stamp is None else Original(place.path, stamp),
             membership=self._membership(key, encoded),
         )
+
+    def has(self, head: RecordHead) -> bool:
+        """Return whether something in the tree has the name of a record, in any form of it."""
+        key, stand = self._key(head), self._stand
+        places = [
+            kind(key, stand, suffix)
+            for kind in (self._layout.place_of, self._layout.member_place)
+            for suffix in _SUFFIXES
+        ]
+        try:
+            return any(self._tree.has(place.folder, place.name) for place in places)
+        except OSError:
+            return False
 
     def link(self, record: Examined, original: Original) -> Outcome | None:
         """Return the record linked to a file with its bytes; None where the disk will not."""

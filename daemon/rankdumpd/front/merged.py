@@ -2,28 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from rankdump.contract.room import DiskStatus, JobUsage, MemoryStatus
+from rankdump.contract import outlook
+from rankdump.contract.room import DiskStatus, JobUsage, LedgerStatus, MemoryStatus
 from rankdump.contract.status import StatusView, total_load
 
 
 def merged(views: Sequence[StatusView], findings: Iterable[str]) -> StatusView:
     """Return one view of disjoint ranks, with what else there is to say behind it."""
-    said = (*(sentence for view in views for sentence in view.findings), *findings)
+    disks, usage = _disks(view.disks for view in views), _usage(view.usage for view in views)
+    needs = outlook.together(need for view in views for need in view.needs)
+    ahead = outlook.findings(needs, disks, usage)
+    said = (*_said(views, apart=bool(ahead)), *ahead, *findings)
     return StatusView(
         sessions=tuple(session for view in views for session in view.sessions),
         iterations=tuple(status for view in views for status in view.iterations),
         load=total_load(view.load for view in views),
         roots=tuple(dict.fromkeys(root for view in views for root in view.roots)),
         findings=tuple(dict.fromkeys(said)),
-        disks=_disks(view.disks for view in views),
-        usage=_usage(view.usage for view in views),
+        disks=disks,
+        usage=usage,
         memory=MemoryStatus(
             used_bytes=sum(view.memory.used_bytes for view in views),
             limit_bytes=sum(view.memory.limit_bytes for view in views),
         ),
+        needs=needs,
+        ledger=_ledger([view.ledger for view in views if view.ledger.folder]),
+    )
+
+
+def _said(views: Iterable[StatusView], *, apart: bool) -> Iterator[str]:
+    """Yield what workers say; `apart` from what their own parts of limits leave room for."""
+    for view in views:
+        own = outlook.findings(view.needs, view.disks, view.usage) if apart else ()
+        yield from (sentence for sentence in view.findings if sentence not in own)
+
+
+def _ledger(seen: Sequence[LedgerStatus]) -> LedgerStatus:
+    """Return all ledgers as one, in the folder above those of the workers."""
+    if not seen:
+        return LedgerStatus()
+    return LedgerStatus(
+        folder=seen[0].folder.rpartition("/")[0],
+        used_bytes=sum(each.used_bytes for each in seen),
+        free_bytes=min(each.free_bytes for each in seen),
+        total_bytes=min(each.total_bytes for each in seen),
     )
 
 

@@ -31,6 +31,8 @@ def share_of(
         report_bytes=max(LEAST_QUEUE_BYTES, settings.report_bytes // workers),
         memory_bytes=max(queue_bytes, memory_bytes // workers),
         runtime_dir=runtime_dir,
+        # Up to a whole one: as many ranks as may come do, where they are shared out evenly.
+        max_sessions=-(-settings.max_sessions // workers),
         disk_bytes=_part(settings.disk_bytes, workers),
         job_bytes=_part(settings.job_bytes, workers),
         retain_bytes=_part(settings.retain_bytes, workers),

@@ -50,12 +50,12 @@ def test_people_hear_of_a_limit_before_it_bites():
     assert not list(policy.disk_warnings(USUAL, "/x", DISK))
     (near,) = policy.disk_warnings(USUAL, "/x", replace(DISK, free_bytes=28 * GIB))
     assert near == (
-        "disk of /x: 28.00 GiB (28%) free of 100.00 GiB; tensors are refused below 10.00 GiB "
+        "disk of /x: 28.0 GiB (28%) free of 100.0 GiB; tensors are refused below 10.0 GiB "
         "(agent.keep_free_ratio is 10%)"
     )
     (low,) = policy.disk_warnings(USUAL, "/x", replace(DISK, free_bytes=8 * GIB))
     assert "8%" in low
-    assert "tensors are refused, it is below 10.00 GiB" in low
+    assert "tensors are refused, it is below 10.0 GiB" in low
     absolute = Policy(1, keep_free_bytes=GIB)
     assert not list(policy.disk_warnings(absolute, "/x", replace(DISK, free_bytes=6 * GIB)))
     (tight,) = policy.disk_warnings(absolute, "/x", replace(DISK, free_bytes=5 * GIB))
@@ -65,7 +65,7 @@ def test_people_hear_of_a_limit_before_it_bites():
     assert "room for 99 more files of 10000; tensors are refused, it is below 100" in few
     capped = replace(USUAL, disk_bytes=10 * GIB, job_bytes=5 * GIB)
     assert not list(policy.cap_warnings(capped, 7 * GIB))
-    assert "8.00 GiB of the 10.00 GiB" in next(policy.cap_warnings(capped, 8 * GIB))
+    assert "8.00 GiB of the 10.0 GiB" in next(policy.cap_warnings(capped, 8 * GIB))
     assert not list(policy.job_warnings(capped, "j", 3 * GIB))
     assert "job j takes 4.00 GiB of the 5.00 GiB" in next(policy.job_warnings(capped, "j", 4 * GIB))
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from rankdump.contract import outlook
+from rankdump.contract.room import DiskStatus, JobNeed, JobUsage, LedgerStatus
 from rankdump.contract.status import IterationStatus, Load, SessionState, SessionStatus, StatusView
 from rankdumpd.front.merged import merged
 
@@ -27,3 +31,43 @@ def test_a_worker_without_a_tree_says_nothing_of_disks():
     used = view(0, root="/a", load=Load(0, 0, 50, 100))
     assert merged([StatusView(), used], ()).load == Load(0, 0, 50, 100)
     assert merged([StatusView()], ()).load == Load()
+
+
+def worker(rank: int, *, used: int) -> StatusView:
+    """A worker with half of a cap of 1000 bytes, and a rank that needs 10 times 60 more."""
+    need = JobNeed("job", "/a", iterations=10, bytes_stored=60, disk_bytes=60, inodes=2)
+    known = replace(
+        view(rank, root="/a", load=Load()),
+        needs=(need,),
+        disks=(DiskStatus("/a", 800, 2000, used_bytes=used),),
+        usage=(JobUsage("job", used, limit_bytes=500),),
+        ledger=LedgerStatus(f"/state/worker-{rank}", 10 + rank, 70 - rank, 100),
+    )
+    said = outlook.findings(known.needs, known.disks, known.usage)
+    return replace(known, findings=tuple(said))
+
+
+def test_what_workers_need_adds_up():
+    """On the disk each fits alone: only the front sees that both do not."""
+    both = merged([worker(0, used=0), worker(1, used=0)], ())
+    assert both.needs == (JobNeed("job", "/a", 10, 120, 120, 4),)
+    assert both.findings == (
+        "job job: 10 more iterations need 1.17 KiB on the disk of /a, and 800 B are free: 6 fit",
+        "job job: 10 more iterations need 1.17 KiB, and its dump may take 1000 B more "
+        "(agent.job_bytes): 8 fit",
+    )
+
+
+def test_a_worker_whose_own_part_is_too_small_is_heard():
+    """Together there would be room, and ranks are not where it is."""
+    other = replace(worker(1, used=0), needs=(), findings=(), disks=())
+    one = worker(0, used=0)
+    both = merged([one, other], ())
+    assert both.findings == one.findings != ()
+
+
+def test_ledgers_of_workers_are_one():
+    """With the room of the fullest, should they be on several disks."""
+    both = merged([worker(0, used=0), worker(1, used=0)], ())
+    assert both.ledger == LedgerStatus("/state", 21, 69, 100)
+    assert merged([StatusView()], ()).ledger == LedgerStatus()

@@ -39,9 +39,12 @@ def shares(settings: AgentSettings, *, memory_bytes: int, cores: int) -> list[Ag
     more=st.integers(0, 1 << 36),
     threads=st.integers(0, 64),
     cores=st.integers(1, 64),
+    sessions=st.integers(1, 1 << 16),
 )
-def test_shares_stay_within_the_whole(workers, queue, more, threads, cores):
-    whole = AgentSettings(workers=workers, queue_bytes=queue, encode_threads=threads)
+def test_shares_stay_within_the_whole(workers, queue, more, threads, cores, sessions):
+    whole = AgentSettings(
+        workers=workers, queue_bytes=queue, encode_threads=threads, max_sessions=sessions
+    )
     each = shares(whole, memory_bytes=queue + more, cores=cores)
     assert sum(s.queue_bytes for s in each) <= queue
     assert sum(s.report_bytes for s in each) <= whole.report_bytes
@@ -52,6 +55,7 @@ def test_shares_stay_within_the_whole(workers, queue, more, threads, cores):
     assert {(s.disk_bytes, s.retain_bytes) for s in parts} == {(0, 1)}
     assert {s.encode_threads for s in each} == {max(1, (threads or cores) // workers)}
     assert {s.workers for s in each} == {1}
+    assert sessions <= sum(s.max_sessions for s in each) < sessions + workers
     for places in ({s.listen for s in each}, {s.state_dir for s in each}):
         assert len(places) == workers
     assert len({s.runtime_dir for s in each}) == workers

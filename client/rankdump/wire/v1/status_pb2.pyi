@@ -223,6 +223,8 @@ class StatusView(google.protobuf.message.Message):
     DISKS_FIELD_NUMBER: builtins.int
     USAGE_FIELD_NUMBER: builtins.int
     MEMORY_FIELD_NUMBER: builtins.int
+    NEEDS_FIELD_NUMBER: builtins.int
+    LEDGER_FIELD_NUMBER: builtins.int
     @property
     def sessions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SessionStatus]: ...
     @property
@@ -255,6 +257,10 @@ class StatusView(google.protobuf.message.Message):
     def usage(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___JobUsage]: ...
     @property
     def memory(self) -> global___MemoryStatus: ...
+    @property
+    def needs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___JobNeed]: ...
+    @property
+    def ledger(self) -> global___LedgerStatus: ...
     def __init__(
         self,
         *,
@@ -270,9 +276,11 @@ class StatusView(google.protobuf.message.Message):
         disks: collections.abc.Iterable[global___DiskStatus] | None = ...,
         usage: collections.abc.Iterable[global___JobUsage] | None = ...,
         memory: global___MemoryStatus | None = ...,
+        needs: collections.abc.Iterable[global___JobNeed] | None = ...,
+        ledger: global___LedgerStatus | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["load", b"load", "memory", b"memory"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["agents", b"agents", "disks", b"disks", "findings", b"findings", "hints", b"hints", "iterations", b"iterations", "load", b"load", "memory", b"memory", "merges", b"merges", "order_findings", b"order_findings", "roots", b"roots", "sessions", b"sessions", "usage", b"usage"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["ledger", b"ledger", "load", b"load", "memory", b"memory"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["agents", b"agents", "disks", b"disks", "findings", b"findings", "hints", b"hints", "iterations", b"iterations", "ledger", b"ledger", "load", b"load", "memory", b"memory", "merges", b"merges", "needs", b"needs", "order_findings", b"order_findings", "roots", b"roots", "sessions", b"sessions", "usage", b"usage"]) -> None: ...
 
 global___StatusView = StatusView
 
@@ -290,6 +298,7 @@ class DiskStatus(google.protobuf.message.Message):
     TOTAL_INODES_FIELD_NUMBER: builtins.int
     USED_BYTES_FIELD_NUMBER: builtins.int
     LIMIT_BYTES_FIELD_NUMBER: builtins.int
+    FLOOR_INODES_FIELD_NUMBER: builtins.int
     root: builtins.str
     """A tree on it."""
     free_bytes: builtins.int
@@ -301,6 +310,8 @@ class DiskStatus(google.protobuf.message.Message):
     used_bytes: builtins.int
     """What dumps of this agent take on it, and may take; 0: no limit."""
     limit_bytes: builtins.int
+    floor_inodes: builtins.int
+    """Tensors are refused rather than leave room for fewer files."""
     def __init__(
         self,
         *,
@@ -312,8 +323,9 @@ class DiskStatus(google.protobuf.message.Message):
         total_inodes: builtins.int = ...,
         used_bytes: builtins.int = ...,
         limit_bytes: builtins.int = ...,
+        floor_inodes: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["floor_bytes", b"floor_bytes", "free_bytes", b"free_bytes", "free_inodes", b"free_inodes", "limit_bytes", b"limit_bytes", "root", b"root", "total_bytes", b"total_bytes", "total_inodes", b"total_inodes", "used_bytes", b"used_bytes"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["floor_bytes", b"floor_bytes", "floor_inodes", b"floor_inodes", "free_bytes", b"free_bytes", "free_inodes", b"free_inodes", "limit_bytes", b"limit_bytes", "root", b"root", "total_bytes", b"total_bytes", "total_inodes", b"total_inodes", "used_bytes", b"used_bytes"]) -> None: ...
 
 global___DiskStatus = DiskStatus
 
@@ -348,6 +360,68 @@ class JobUsage(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["bytes_stored", b"bytes_stored", "job_id", b"job_id", "limit_bytes", b"limit_bytes", "pinned", b"pinned", "retired_iterations", b"retired_iterations"]) -> None: ...
 
 global___JobUsage = JobUsage
+
+@typing.final
+class JobNeed(google.protobuf.message.Message):
+    """What each iteration that a job has still to dump will take, all ranks together."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: builtins.int
+    ROOT_FIELD_NUMBER: builtins.int
+    ITERATIONS_FIELD_NUMBER: builtins.int
+    BYTES_STORED_FIELD_NUMBER: builtins.int
+    DISK_BYTES_FIELD_NUMBER: builtins.int
+    INODES_FIELD_NUMBER: builtins.int
+    job_id: builtins.str
+    root: builtins.str
+    iterations: builtins.int
+    """How many are to come; 0: the plan has no end."""
+    bytes_stored: builtins.int
+    """Of tensors."""
+    disk_bytes: builtins.int
+    """In whole blocks, with tables, manifests and folders."""
+    inodes: builtins.int
+    """Files and folders."""
+    def __init__(
+        self,
+        *,
+        job_id: builtins.str = ...,
+        root: builtins.str = ...,
+        iterations: builtins.int = ...,
+        bytes_stored: builtins.int = ...,
+        disk_bytes: builtins.int = ...,
+        inodes: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bytes_stored", b"bytes_stored", "disk_bytes", b"disk_bytes", "inodes", b"inodes", "iterations", b"iterations", "job_id", b"job_id", "root", b"root"]) -> None: ...
+
+global___JobNeed = JobNeed
+
+@typing.final
+class LedgerStatus(google.protobuf.message.Message):
+    """What an agent's ledger takes, and the room that its disk has left."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    FOLDER_FIELD_NUMBER: builtins.int
+    USED_BYTES_FIELD_NUMBER: builtins.int
+    FREE_BYTES_FIELD_NUMBER: builtins.int
+    TOTAL_BYTES_FIELD_NUMBER: builtins.int
+    folder: builtins.str
+    used_bytes: builtins.int
+    free_bytes: builtins.int
+    total_bytes: builtins.int
+    def __init__(
+        self,
+        *,
+        folder: builtins.str = ...,
+        used_bytes: builtins.int = ...,
+        free_bytes: builtins.int = ...,
+        total_bytes: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["folder", b"folder", "free_bytes", b"free_bytes", "total_bytes", b"total_bytes", "used_bytes", b"used_bytes"]) -> None: ...
+
+global___LedgerStatus = LedgerStatus
 
 @typing.final
 class MemoryStatus(google.protobuf.message.Message):

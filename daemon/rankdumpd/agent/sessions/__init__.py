@@ -31,6 +31,8 @@ class Session:
         self.outlet = outlet_of(request, plan)
         self.introduced = True
         """What describes its rank is in the tree, or cannot be."""
+        self.restored = False
+        """An earlier process may have written what it did not come to enter."""
         self.tabulated_to = 0
         """Rows of every frame up to this number stand in their tables."""
         self.due = Due()
@@ -62,7 +64,7 @@ class Session:
         tabulated_to: int,
     ) -> None:
         """Become what the ledger remembers; before anybody else knows this session."""
-        self._expected = False
+        self._expected, self.restored = False, True
         self.tabulated_to = tabulated_to
         if self.outlet.tables is not None:
             self.outlet.tables.look_back()

@@ -1,0 +1,69 @@
+"""The laws of what daemons do beside the trees: orders they publish, room they take. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+
+from faults.content import OPERATORS
+from faults.values import Kind, Life, Name, Placed, Seen
+
+_EXCUSE = (Kind.KILL_COORDINATOR, Kind.KILL_RANK)
+_MORE_PARTS, _MORE_MIB = 0.2, 36
+"""An agent remembers files to link to in up to 20 MB, and a rank's iteration in 1 KiB."""
+_MORE_DESCRIPTORS = 12
+
+
+def ordered(seen: Seen, lives: Mapping[str, Life], happened: Mapping[str, int]) -> Iterator[str]:
+    """Each operator of an iteration that a rank ended stands in the order, once; no other does.
+
+    Where a rank was started anew and the coordinator died as well, only the last is promised.
+    """
+    begun = {(each.root, each.rank, each.life): each.begun for each in lives.values()}
+    for placed in seen.placed:
+        name = placed.name
+        if name is None or name.iteration > begun.get((placed.root, name.rank, name.life), -1):
+            yield f"{placed}: nobody executed it"
+    if all(happened.get(each.value) for each in _EXCUSE):
+        return
+    for placed, count in seen.placed.items():
+        if count > 1:
+            yield f"{placed.name} stands in the order {count} times"
+    for (rank, iteration), some in unplaced(seen, lives).items():
+        # What a dead process left behind may come after its rank has started anew.
+        said = seen.late.get((rank, iteration), 0)
+        if len(some) > said:
+            yield (
+                f"rank {rank} iteration {iteration}: {len(some)} operators are not in the order, "
+                f"{said} are said to be late; the first is {some[0].name}"
+            )
+
+
+def unplaced(seen: Seen, lives: Mapping[str, Life]) -> dict[tuple[int, int], list[Placed]]:
+    """Return what stands in no order although its rank ended the iteration, by rank and that."""
+    found: defaultdict[tuple[int, int], list[Placed]] = defaultdict(list)
+    for end in seen.ledger.ends:
+        life = lives.get(end.session_id)
+        if life is not None:
+            missing = [due for due in _executed(life, end.iteration) if due not in seen.placed]
+            if missing:
+                found[life.rank, end.iteration] += missing
+    return found
+
+
+def _executed(life: Life, iteration: int) -> Iterable[Placed]:
+    for number in range(OPERATORS):
+        yield Placed(life.root, Name(life.rank, life.life, iteration, number, 0))
+
+
+def grown(seen: Seen) -> Iterator[str]:
+    """No daemon has much more memory or descriptors at its end than after its first tenth."""
+    for each in seen.growths:
+        life = f"{each.who}, {each.seconds:.0f} s"
+        if each.late_mib > each.early_mib * (1 + _MORE_PARTS) + _MORE_MIB:
+            yield f"{life}: {each.late_mib} MiB, and {each.early_mib} after its first tenth"
+        if each.late_descriptors > each.early_descriptors + _MORE_DESCRIPTORS:
+            yield (
+                f"{life}: {each.late_descriptors} descriptors, and {each.early_descriptors} "
+                f"after its first tenth"
+            )
