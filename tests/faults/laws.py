@@ -6,26 +6,20 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 
 from faults.content import OPERATORS
-from faults.values import Kind, Life, Name, Placed, Seen
+from faults.values import Life, Name, Placed, Seen
 
-_EXCUSE = (Kind.KILL_COORDINATOR, Kind.KILL_RANK)
 _MORE_PARTS, _MORE_MIB = 0.2, 36
 """An agent remembers files to link to in up to 20 MB, and a rank's iteration in 1 KiB."""
 _MORE_DESCRIPTORS = 12
 
 
-def ordered(seen: Seen, lives: Mapping[str, Life], happened: Mapping[str, int]) -> Iterator[str]:
-    """Each operator of an iteration that a rank ended stands in the order, once; no other does.
-
-    Where a rank was started anew and the coordinator died as well, only the last is promised.
-    """
+def ordered(seen: Seen, lives: Mapping[str, Life]) -> Iterator[str]:
+    """Each operator of an iteration that a rank ended stands in the order, once; no other does."""
     begun = {(each.root, each.rank, each.life): each.begun for each in lives.values()}
     for placed in seen.placed:
         name = placed.name
         if name is None or name.iteration > begun.get((placed.root, name.rank, name.life), -1):
             yield f"{placed}: nobody executed it"
-    if all(happened.get(each.value) for each in _EXCUSE):
-        return
     for placed, count in seen.placed.items():
         if count > 1:
             yield f"{placed.name} stands in the order {count} times"

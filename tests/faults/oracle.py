@@ -44,7 +44,7 @@ def breaches(seen: Seen, happened: Mapping[str, int]) -> tuple[Breach, ...]:
         "a manifest is of an iteration that ended, and what it lists is there": listed(seen, lives),
         "whoever said goodbye left whole iterations": whole(seen),
         "the coordinator's balances are those of the manifests": told(seen),
-        "what ranks executed stands in the published order, once": ordered(seen, lives, happened),
+        "what ranks executed stands in the published order, once": ordered(seen, lives),
         "no daemon grows while it lives": grown(seen),
         "nothing was wrong on the way": iter(seen.complaints),
     }

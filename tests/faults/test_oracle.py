@@ -244,16 +244,6 @@ def test_what_the_coordinator_says_came_too_late_need_not_be_in_the_order():
     assert breaches(replace(truth(), placed={}, late=late), {}) == ()
 
 
-def test_an_order_is_excused_where_a_rank_and_the_coordinator_died():
-    """Of one of them alone nothing is; and what nobody executed never is."""
-    both = {"kill_rank": 1, "kill_coordinator": 1}
-    for lie in (operator_not_in_order, operator_twice_in_order):
-        assert breaches(lie(truth()), both) == ()
-        assert breaches(lie(truth()), {"kill_rank": 9})
-        assert breaches(lie(truth()), {"kill_coordinator": 9})
-    assert breaches(operator_before_its_time(truth()), both)
-
-
 def test_more_corrupted_than_flipped_is_a_breach():
     seen = truth()
     for at in range(2):

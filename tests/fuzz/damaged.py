@@ -185,7 +185,7 @@ def state_base() -> tuple[State, _Base]:
         [
             AgentRow("agent", "host", 7, samples.STAMP),
             JobRow("job", ("/trees/a",), samples.STAMP, samples.STAMP),
-            PublishedRow("job", 0, 3, 2, (0,), {1: 4}),
+            PublishedRow("job", 0, 3, 2, (0,), {1: 4}, 0, {1: 2}),
             LateRow("job", 0, 3, 1, 5),
             SessionRow(samples.SESSION_STATUS, "agent", 5),
             BalanceRow(samples.BALANCE, "agent", 6),

@@ -7,7 +7,7 @@ acknowledged: the agent says the others once more, and in their order.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from rankdump.contract.findings import Finding
@@ -70,13 +70,25 @@ class PublishedRow:
 
     job_id: str
     run: int
-    """Times that a rank of the job had started over: it then counts its iterations anew."""
+    """No two lives of a rank are in one: a rank that starts over counts its iterations anew."""
     iteration: int
     events: int
     finished: tuple[int, ...] | None
     """Ranks that had finished it; None when all had."""
     positions: Mapping[int, int]
     """Of the others that had begun it: how far they had come."""
+    start: int = 0
+    """How often most of these ranks had started over."""
+    starts: Mapping[int, int] = field(default_factory=dict[int, int])
+    """The same of the others."""
+
+    def start_of(self, rank: int) -> int:
+        """Return which life of a rank is in it, if any is."""
+        return self.starts.get(rank, self.start)
+
+    def has(self, rank: int) -> bool:
+        """Return whether anything of a rank is in it, or was found to be late for it."""
+        return self.finished is None or rank in self.finished or rank in self.positions
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sqlite3
 from pathlib import Path
 
@@ -47,7 +48,7 @@ def rows_of(job: str) -> list[Row]:
         AgentRow("a", "h", 3, 5),
         JobRow(job, ("/t", "/u"), 1, 2),
         PublishedRow(job, 0, 4, 10, None, {}),
-        PublishedRow(job, 1, 4, 10, (0, 1), {3: 99}),
+        PublishedRow(job, 1, 4, 10, (0, 1), {3: 99}, 1, {3: 2}),
         LateRow(job, 0, 5, 3, 7),
         session(f"s{job}", job),
         BalanceRow(status, "a", 3),
@@ -134,6 +135,22 @@ def test_a_state_has_one_owner_and_a_version(state, tmp_path) -> None:
     (tmp_path / "coordinator.sqlite").write_bytes(b"no database" * 1000)
     with pytest.raises(DamagedError, match=r"coordinator\.state_dir"):
         State(tmp_path)
+
+
+def test_a_state_of_the_version_before_is_taken_over(tmp_path) -> None:
+    """Where all ranks had started over together, their lives were numbered as runs are."""
+    row = PublishedRow("j", 2, 4, 10, None, {})
+    state = State(tmp_path)
+    state.write([row])
+    state._base.executescript(
+        "ALTER TABLE published DROP COLUMN start; ALTER TABLE published DROP COLUMN starts;"
+        " PRAGMA user_version = 1"
+    )
+    state.close()
+    for _ in range(2):
+        again = State(tmp_path)
+        assert list(again.rows()) == [dataclasses.replace(row, start=2)]
+        again.close()
 
 
 def test_a_row_that_cannot_be_read_is_said_in_one_line(state) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 
 from rankdump.contract.events import EventColumns, ProcessGroup
 from rankdump.contract.findings import Finding
@@ -56,11 +57,8 @@ class Job:
 
     def take_session(self, session: SessionStatus, origin: tuple[str, int]) -> None:
         """Take the state of a session; `origin` is agent and number of the report it came in."""
-        run = self.ranks.run
         self.ranks.take_session(session)
-        if self.ranks.run != run:
-            self.sealed += (self.pending[iteration] for iteration in sorted(self.pending))
-            self.pending.clear()
+        self._enter(session.rank, self.ranks.start_of(session.rank))
         self.rows["session", session.session_id] = SessionRow(session, *origin)
 
     def take_balance(
@@ -80,7 +78,7 @@ class Job:
 
     def needs(self, iteration: int) -> bool:
         """Return whether an iteration of the present run is still to be published."""
-        return (self.ranks.run, iteration) not in self.published
+        return iteration not in self.published
 
     def take_events(
         self,
@@ -96,20 +94,24 @@ class Job:
 
         One without events still says which groups there are, and how long its rank was held up.
         """
-        rank, run = source.rank, self.ranks.run
+        rank = source.rank
         groups = self._known_groups(rank, columns)
         left = self.ranks.has_left(rank, source.session_id)
+        start = self.ranks.start_of(rank, source.session_id)
         if not left:
             self.ranks.stalls[rank] = columns.stalled_us
-        for iteration, part in parts:
-            if left:
-                self.published.late(run - 1, iteration, rank, part)
-            elif not self.needs(iteration):
-                self.published.late(run, iteration, rank, part)
+            self._enter(rank, start)
+        run = self.published.run
+        for iteration, whole in parts:
+            part = self.published.unknown(iteration, rank, start, whole)
+            if not len(part):
+                continue
+            if left or not self.needs(iteration):
+                self.published.late(run - 1 if left else run, iteration, rank, start, part)
             else:
                 pending = self.pending.setdefault(iteration, Pending(iteration, run, now_s, now_s))
-                part = dataclasses.replace(part, groups=groups)
-                pending.add(rank, part, agent_id=agent_id, number=number, now_s=now_s)
+                part, about = dataclasses.replace(part, groups=groups), (agent_id, number)
+                pending.add(rank, part, start=start, origin=about, now_s=now_s)
 
     def ready(self, *, now_s: float, deadline_s: float) -> Pending | None:
         """Return the lowest iteration whose turn it is, or one that is overdue."""
@@ -138,20 +140,26 @@ class Job:
 
     def hand_out(self, pending: Pending) -> None:
         """Let an iteration be published; from now on its events are late."""
+        iteration = pending.iteration
+        finished, complete = self.ranks.finished(iteration), self._complete(iteration)
         if pending in self.sealed:
             self.sealed.remove(pending)
+            # What of its ranks came behind the seal is in another run.
+            finished, complete = set[int](), False
         else:
-            del self.pending[pending.iteration]
-        finished = self.ranks.finished(pending.iteration)
-        complete = self._complete(pending.iteration)
+            del self.pending[iteration]
         reached = {} if complete else pending.reached()
+        starts = {rank: self.ranks.start_of(rank) for rank in finished} | pending.starts
+        ((usual, _),) = Counter(starts.values()).most_common(1) or ((0, 0),)
         row = PublishedRow(
             job_id=self.job_id,
             run=pending.run,
-            iteration=pending.iteration,
+            iteration=iteration,
             events=pending.count,
             finished=None if complete else tuple(sorted(finished)),
             positions={rank: at for rank, at in reached.items() if rank not in finished},
+            start=usual,
+            starts={rank: start for rank, start in starts.items() if start != usual},
         )
         self.published.begin(row)
         self.handed = pending
@@ -191,6 +199,12 @@ class Job:
         """Return whether no more is to be expected of the job."""
         silent = now_s - self.heard_s >= silent_s
         return not self.unpublished() and (silent or self.ranks.all_over())
+
+    def _enter(self, rank: int, start: int) -> None:
+        """Let a life of a rank be part of the present run, or of a new one that begins with it."""
+        if self.published.enter(rank, start):
+            self.sealed += (self.pending[iteration] for iteration in sorted(self.pending))
+            self.pending.clear()
 
     def _find(self, finding: Finding) -> None:
         number = len(self.findings)

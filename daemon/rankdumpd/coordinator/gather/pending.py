@@ -27,6 +27,8 @@ class Pending:
     """When anything of it last came."""
     events: dict[int, list[EventColumns]] = field(default_factory=dict[int, list[EventColumns]])
     """By rank."""
+    starts: dict[int, int] = field(default_factory=dict[int, int])
+    """How often each of these ranks had started over."""
     lowest: dict[str, int] = field(default_factory=dict[str, int])
     """Of each agent, the first number that may have events here."""
     count: int = 0
@@ -35,12 +37,21 @@ class Pending:
     """Something among them was not complete when it came."""
 
     def add(
-        self, rank: int, part: EventColumns, *, agent_id: str, number: int, now_s: float
+        self,
+        rank: int,
+        part: EventColumns,
+        *,
+        start: int,
+        origin: tuple[str, int],
+        now_s: float,
     ) -> None:
-        """Take a part of a batch; `number` is the lowest that its report may have."""
+        """Take a part of a batch; `origin` is its agent and the lowest number that its report may
+        have.
+        """
         self.events.setdefault(rank, []).append(part)
+        self.starts[rank] = start
         self.count += len(part)
-        self.lowest.setdefault(agent_id, number)
+        self.lowest.setdefault(*origin)
         self.last_s = now_s
         if not self.waits:
             self.waits = bool((part.columns["end_position"] == OPEN).any())

@@ -16,8 +16,6 @@ class Ranks:
     """Sessions, balances and limits of all ranks of a job; the newest session speaks for a rank."""
 
     def __init__(self) -> None:
-        self.run = 0
-        """Times that a rank had started over."""
         self.world_size = 0
         self.sessions: dict[str, SessionStatus] = {}
         self.balances: dict[tuple[str, int], IterationStatus] = {}
@@ -28,25 +26,33 @@ class Ranks:
         self._newest: dict[int, str] = {}
         self._spoken: set[str] = set()
         """Sessions that count: not those that are only remembered and will be said again."""
-        self._starts: dict[int, int] = {}
+        self._lives: dict[int, int] = {}
+        """Sessions that each rank has had."""
+        self._starts: dict[str, int] = {}
         self._done: dict[int, dict[str, IterationStatus]] = {}
         self._done_count = 0
 
     def take_session(self, session: SessionStatus) -> None:
         """Take the state of a session."""
-        name, rank = session.session_id, session.rank
-        self.sessions[name] = session
+        name = session.session_id
+        self.recall_session(session)
         if name in self._spoken:
             return
         self._spoken.add(name)
-        self._newest[rank] = name
-        self._starts[rank] = self._starts.get(rank, -1) + 1
-        self.run = max(self.run, self._starts[rank])
+        self._newest[session.rank] = name
         self.world_size = session.world_size
 
     def recall_session(self, session: SessionStatus) -> None:
         """Remember a session that its agent will speak of again; until then it decides nothing."""
-        self.sessions[session.session_id] = session
+        name, rank = session.session_id, session.rank
+        self.sessions[name] = session
+        if name not in self._starts:
+            self._starts[name] = self._lives.get(rank, 0)
+            self._lives[rank] = self._starts[name] + 1
+
+    def start_of(self, rank: int, session_id: str = "") -> int:
+        """Return how often a rank had started over before a session, or before its newest one."""
+        return self._starts.get(session_id or self._newest.get(rank, ""), 0)
 
     def take_balance(self, status: IterationStatus, *, needed: bool) -> None:
         """Take a balance; `needed` while its iteration is not published."""

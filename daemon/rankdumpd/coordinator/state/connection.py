@@ -12,7 +12,7 @@ _KEY = "coordinator.state_dir"
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """Return a connection to a file that has all tables."""
+    """Return a connection; tables of an earlier version are brought up to the present one."""
 
     def prepare(base: sqlite3.Connection) -> None:
         # Before the first table: what a forgotten job took is to become free again.
@@ -20,11 +20,19 @@ def connect(path: Path) -> sqlite3.Connection:
         base.execute("PRAGMA journal_mode = WAL")
         # A power loss must not take back what an agent was told to forget.
         base.execute("PRAGMA synchronous = FULL")
-        statefile.version_of(base, path, newest=tables.VERSION, whose="coordinator")
-        base.execute(f"PRAGMA user_version = {tables.VERSION}")
+        _migrate(base, path)
         base.executescript(tables.SCHEMA)
 
     return statefile.connect(path, _KEY, prepare)
+
+
+def _migrate(base: sqlite3.Connection, path: Path) -> None:
+    version = statefile.version_of(base, path, newest=tables.VERSION, whose="coordinator")
+    made = base.execute("SELECT 1 FROM sqlite_master WHERE name = 'published'").fetchone()
+    steps = range(version, tables.VERSION) if made else ()
+    # In one transaction: half a migration would not be recognised as one.
+    script = "".join(tables.MIGRATIONS[step] for step in steps)
+    base.executescript(f"BEGIN; {script} PRAGMA user_version = {tables.VERSION}; COMMIT;")
 
 
 def sole_owner(state_dir: Path) -> int:

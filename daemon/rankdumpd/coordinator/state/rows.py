@@ -87,12 +87,23 @@ def _timeouts(job_id: str, rank: int, text: str) -> TimeoutsRow:
 
 
 def _published(
-    job_id: str, run: int, iteration: int, events: int, finished: str, positions: str
+    job_id: str,
+    run: int,
+    iteration: int,
+    events: int,
+    finished: str,
+    positions: str,
+    start: int,
+    starts: str,
 ) -> PublishedRow:
     ranks = json.loads(finished)
-    reached = {int(rank): at for rank, at in json.loads(positions).items()}
     all_of_them = None if ranks is None else tuple(ranks)
-    return PublishedRow(job_id, run, iteration, events, all_of_them, reached)
+    reached, others = _by_rank(positions), _by_rank(starts)
+    return PublishedRow(job_id, run, iteration, events, all_of_them, reached, start, others)
+
+
+def _by_rank(text: str) -> dict[int, int]:
+    return {int(rank): number for rank, number in json.loads(text).items()}
 
 
 def _settled(job_id: str, book: str, hint_state: str, more_findings: int) -> SettledRow:
@@ -124,13 +135,14 @@ TABLES: Mapping[type[Row], Table] = {
     PublishedRow: Table(
         _place(
             "published",
-            "job_id, run, iteration, events, finished, positions",
+            "job_id, run, iteration, events, finished, positions, start, starts",
             "job_id, run, iteration",
         ),
-        "SELECT job_id, run, iteration, events, finished, positions FROM published",
+        "SELECT job_id, run, iteration, events, finished, positions, start, starts FROM published",
         lambda row: (
             *(row.job_id, row.run, row.iteration, row.events),
             *(_text(row.finished), _text(dict(row.positions))),
+            *(row.start, _text(dict(row.starts))),
         ),
         _published,
     ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-VERSION = 1
+VERSION = 2
 """Of the tables below, as the file's `user_version` says it."""
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS agents (
@@ -24,6 +24,8 @@ CREATE TABLE IF NOT EXISTS published (
     events INTEGER NOT NULL,         -- 0: its order could not be written
     finished TEXT NOT NULL,          -- JSON list of ranks, or null for all
     positions TEXT NOT NULL,         -- JSON: of other ranks the last position that was there
+    start INTEGER NOT NULL,          -- how often most of these ranks had started over
+    starts TEXT NOT NULL,            -- JSON: the same of the others
     PRIMARY KEY (job_id, run, iteration)
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS late (
@@ -72,6 +74,15 @@ CREATE TABLE IF NOT EXISTS settled (
     more_findings INTEGER NOT NULL
 ) WITHOUT ROWID;
 """
+MIGRATIONS = {
+    # All ranks of a job start over together, as a rule; then a run was what now is a start.
+    1: """
+ALTER TABLE published ADD COLUMN start INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE published ADD COLUMN starts TEXT NOT NULL DEFAULT '{}';
+UPDATE published SET start = run;
+""",
+}
+"""How tables of each earlier version become those of the next; one that is missing is made."""
 OF_A_JOB: tuple[str, ...] = (
     "jobs",
     "published",

@@ -1,0 +1,200 @@
+"""Ranks are started over and coordinators die, in any order: every operator stands in the order
+once, or is said to be late.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rankdump.contract.events import Event, EventColumns, EventKind
+from rankdump.contract.findings import FindingKind
+from rankdump.contract.status import IterationStatus, RankEvents, SessionState, SessionStatus
+from rankdumpd.coordinator.gather import Gather
+from rankdumpd.coordinator.kept import Row
+from rankdumpd.coordinator.state.rows import TABLES
+from rankdumpd.coordinator.values import Book, Report, Settled
+
+WORLD = 3
+OPERATORS = 2
+_LATE = re.compile(r"(\d+) events of rank")
+_Place: TypeAlias = "tuple[int, int, str]"
+"""Rank, iteration, and the name of an operator, which says its life."""
+
+
+def said(rank: int, life: int, iterations: int, *, ends: bool) -> Iterator[dict[str, Any]]:
+    """Yield what the agent of a rank has to say of one life, item by item."""
+
+    def session(state: SessionState) -> dict[str, Any]:
+        status = SessionStatus("j", f"s{rank}.{life}", rank, WORLD, rank, "host", 1, state)
+        return {"sessions": (status,)}
+
+    yield session(SessionState.OPEN)
+    for iteration in range(iterations):
+        for at in range(OPERATORS):
+            position = iteration * OPERATORS + at + 1
+            place = 0, iteration, position, position
+            name = f"life{life}-op{position}"
+            event = Event(*place, name, EventKind.OPERATOR, 1000 * position, 1000 * position + 400)
+            source = RankEvents("j", rank, f"s{rank}.{life}")
+            yield {"events": ((source, EventColumns.of([event])),)}
+        balance = IterationStatus("j", f"s{rank}.{life}", rank, iteration, True)
+        yield {"iterations": (balance,)}
+    yield session(SessionState.CLOSED if ends else SessionState.LOST)
+
+
+@dataclass
+class World:
+    """A coordinator on a disk, its agents, and what is in the files."""
+
+    lives: tuple[tuple[int, ...], ...]
+    """Of each rank, how many iterations each of its lives ended."""
+    disk: dict[object, Row] = field(default_factory=dict)
+    files: list[list[_Place]] = field(default_factory=list)
+    sent: list[int] = field(default_factory=lambda: [0] * WORLD)
+
+    def __post_init__(self) -> None:
+        self.logs = [
+            [
+                item
+                for life, iterations in enumerate(lives)
+                for item in said(rank, life, iterations, ends=life == len(lives) - 1)
+            ]
+            for rank, lives in enumerate(self.lives)
+        ]
+        self.gather = Gather(deadline_s=1e9)
+
+    def say(self, rank: int, count: int) -> None:
+        """Say the next items of an agent, each in a report."""
+        for part in self.logs[rank][self.sent[rank] : self.sent[rank] + count]:
+            self.sent[rank] += 1
+            report = Report(f"a{rank}", self.sent[rank], roots={"j": "/tree"}, **part)
+            self.gather.take(report, now_s=0.0)
+
+    def publish(self, *, every: bool, most: int = 1000) -> None:
+        """Publish what is ready; what a process wrote and did not commit is cut away."""
+        while most and (view := self.gather.next_ready(now_s=0.0, every=every)) is not None:
+            book, _ = self.gather.kept("j")
+            del self.files[book.position if book else 0 :]
+            self.files.append(
+                [
+                    (rank, view.iteration, event.name)
+                    for rank, parts in view.events.items()
+                    for part in parts
+                    for event in part.events()
+                ]
+            )
+            self.gather.settle("j", Settled(Book("/tree", {}, len(self.files)), True, (), ""))
+            most -= 1
+
+    def commit(self) -> None:
+        rows = self.gather.changes(now_s=0.0, now_us=0)
+        self.disk.update(rows)
+        self.gather.committed(rows.values())
+
+    def die(self) -> None:
+        """Lose everything but the disk; agents go on after what it acknowledges."""
+        self.gather = Gather(deadline_s=1e9)
+        kinds = list(TABLES)
+        rows = sorted(self.disk.values(), key=lambda row: kinds.index(type(row)))
+        self.gather.restore(rows, now_s=0.0, now_us=0)
+        for rank in range(WORLD):
+            self.sent[rank] = self.gather.take(Report(f"a{rank}", 0), now_s=0.0).acknowledged
+
+    def late(self) -> Counter[tuple[int, int]]:
+        """Return how many events of a rank's iteration are said to be late."""
+        found: Counter[tuple[int, int]] = Counter()
+        for finding in self.gather.fleet(now_s=0.0).jobs["j"].findings:
+            count = _LATE.search(finding.text)
+            if finding.kind is FindingKind.LATE and count:
+                found[finding.ranks[0], finding.iteration] += int(count[1])
+        return found
+
+    def executed(self) -> Counter[_Place]:
+        return Counter(
+            (rank, int(event.iteration), event.name)
+            for rank, log in enumerate(self.logs)
+            for item in log
+            for _, columns in item.get("events", ())
+            for event in columns.events()
+        )
+
+
+_lives = st.lists(st.integers(0, 3), min_size=1, max_size=3).map(tuple)
+_steps = st.one_of(
+    st.tuples(st.just("say"), st.integers(0, WORLD - 1), st.integers(1, 12)),
+    st.tuples(st.just("say all"), st.just(0), st.integers(1, 12)),
+    st.sampled_from(["publish", "publish one", "publish every", "commit", "die"]).map(
+        lambda what: (what, 0, 0)
+    ),
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(lives=st.tuples(*[_lives] * WORLD), steps=st.lists(_steps, max_size=40))
+def test_every_operator_is_there_once_or_late(lives, steps) -> None:
+    world = World(lives)
+    for what, rank, count in steps:
+        if what == "say":
+            world.say(rank, count)
+        elif what == "say all":
+            for each in range(WORLD):
+                world.say(each, count)
+        elif what.startswith("publish"):
+            world.publish(every=what.endswith("every"), most=1 if what.endswith("one") else 1000)
+        elif what == "commit":
+            world.commit()
+        else:
+            world.die()
+    for rank in range(WORLD):
+        world.say(rank, len(world.logs[rank]))
+    world.publish(every=True)
+    world.commit()
+    there = Counter(place for file in world.files for place in file)
+    assert [place for place, count in there.items() if count > 1] == []
+    missing = world.executed() - there
+    assert there - world.executed() == Counter()
+    late = world.late()
+    gone = Counter[tuple[int, int]]()
+    for (rank, iteration, _), count in missing.items():
+        gone[rank, iteration] += count
+    assert gone - late == Counter()
+    for rank, log in enumerate(world.logs):
+        answer = world.gather.take(Report(f"a{rank}", 0), now_s=0.0)
+        assert answer.acknowledged == answer.received == len(log)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    lives=st.lists(st.integers(1, 3), min_size=1, max_size=3).map(tuple),
+    steps=st.lists(
+        st.sampled_from(["say", "publish", "publish one", "commit", "die"]), max_size=30
+    ),
+)
+def test_nothing_is_late_where_all_ranks_start_over_together(lives, steps) -> None:
+    """Law: with lives of the same length, said in step, each operator stands in the order once."""
+    world = World((lives,) * WORLD)
+    for what in steps:
+        if what == "say":
+            for rank in range(WORLD):
+                world.say(rank, max(1, min(world.sent) + 3 - world.sent[rank]))
+        elif what.startswith("publish"):
+            world.publish(every=False, most=1 if what.endswith("one") else 1000)
+        elif what == "commit":
+            world.commit()
+        else:
+            world.die()
+    world.die()
+    while any(world.sent[rank] < len(world.logs[rank]) for rank in range(WORLD)):
+        for rank in range(WORLD):
+            world.say(rank, 1)
+        world.publish(every=False)
+    world.publish(every=True)
+    assert Counter(place for file in world.files for place in file) == world.executed()
+    assert world.late() == Counter()
