@@ -11,16 +11,19 @@ from rich.cells import cell_len, set_cell_size
 from rankdump.contract.sizes import size as size
 
 _DOTS = "..."
+_TEN_HOURS = 36_000_000_000
 _SCOPES = ("Default", "Gradients", "Recompute")
 
 
 def duration(microseconds: int) -> str:
-    """Return a time with two digits or more: `8.2 ms`, `680 ms`, `12.0 s`, `1,836 s`."""
+    """Return a time with two digits or more: `8.2 ms`, `680 ms`, `12.0 s`, `1,836 s`, `12.5 h`."""
     if not microseconds:
         return "0 ms"
     value, unit = microseconds / 1e3, "ms"
     if microseconds >= 1_000_000:
         value, unit = microseconds / 1e6, "s"
+    if microseconds >= _TEN_HOURS:
+        value, unit = microseconds / 3.6e9, "h"
     return f"{value:.1f} {unit}" if value < 100 else f"{value:,.0f} {unit}"
 
 

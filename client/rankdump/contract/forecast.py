@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from rankdump.contract.plan import Iterations
+from rankdump.contract.sizes import size
 from rankdump.contract.status import IterationStatus
 
 KEEP_FREE_RATIO = 0.1
@@ -227,6 +228,7 @@ def _reason(observed: Observed, count: int, room: DiskRoom) -> str:
     each, once = observed.each, observed.once
     needed = count * each.disk_bytes + once.disk_bytes
     if needed > room.usable_bytes:
-        return f"{needed} bytes are needed, and {room.usable_bytes} may be taken"
+        return f"{size(needed)} are needed, and {size(room.usable_bytes)} may be taken"
     needed = count * each.inodes + once.inodes
-    return f"{needed} files and folders are needed, and the disk has room for {room.usable_inodes}"
+    left = f"{room.usable_inodes:,}"
+    return f"{needed:,} files and folders are needed, and the disk has room for {left}"

@@ -49,6 +49,8 @@ def test_size(count, text):
         (lambda: duration(8_240), "8.2 ms"),
         (lambda: duration(999_900), "1,000 ms"),
         (lambda: duration(12_040_000), "12.0 s"),
+        (lambda: duration(35_999_000_000), "35,999 s"),
+        (lambda: duration(45_000_000_000), "12.5 h"),
         (lambda: duration(1_836_000_000), "1,836 s"),
     ],
 )

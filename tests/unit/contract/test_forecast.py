@@ -34,8 +34,8 @@ def test_ten_iterations():
 @pytest.mark.parametrize(
     ("room", "reason"),
     [
-        (DiskRoom(20_000, 100_000), "10100 bytes are needed, and 10000 may be taken"),
-        (DiskRoom(5, 100_000), "10100 bytes are needed, and 0 may be taken"),
+        (DiskRoom(20_000, 100_000), "9.86 KiB are needed, and 9.77 KiB may be taken"),
+        (DiskRoom(5, 100_000), "9.86 KiB are needed, and 0 B may be taken"),
         (DiskRoom(90_000, 100_000, 52, 100), "53 files and folders are needed, and the disk"),
     ],
 )
