@@ -9,7 +9,7 @@ from faults.content import OPERATORS
 from faults.values import Life, Name, Placed, Seen
 
 _MORE_PARTS, _MORE_MIB = 0.2, 36
-"""An agent remembers files to link to in up to 20 MB, and a rank's iteration in 1 KiB."""
+"""An agent remembers files to link to in up to 20 MB, and a rank's iteration in half a KiB."""
 _MORE_DESCRIPTORS = 12
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from rankdump.contract.exchange import IterationEnd, SessionRequest
 from rankdump.contract.status import IterationStatus, SessionState, SessionStatus
@@ -15,12 +15,18 @@ _MOST = (1 << 63) - 1
 
 @dataclass(slots=True)
 class Tally:
-    """Running counts of one iteration; an iteration that runs twice is counted together."""
+    """Running counts of one iteration; an iteration that runs twice is counted together.
+
+    There is one for each that a live rank ever ended, so it is to be small.
+    """
 
     expected: int = 0
     complete: bool = False
-    kept: Counter[Fate] = field(default_factory=Counter[Fate])
-    dropped: Counter[str] = field(default_factory=Counter[str])
+    stored: int = 0
+    linked: int = 0
+    degraded: int = 0
+    dropped: dict[str, int] | None = None
+    """By reason; None while nothing was."""
     bytes_in: int = 0
     bytes_stored: int = 0
     stall_us: int = 0
@@ -33,22 +39,23 @@ class Tally:
     ) -> None:
         """Add records that ended the same way."""
         if fate is Fate.DROPPED:
-            self.dropped[reason] += records
+            self._drop(reason, records)
         else:
-            self.kept[fate] += records
+            self._keep(fate, records)
         self.bytes_in += bytes_in
         self.bytes_stored += bytes_stored
 
     def count_rows(self, judged: Judged) -> None:
         """Add rows of figures: they bring no bytes, and no file stores them."""
-        self.kept[judged.fate] += judged.kept
+        self._keep(judged.fate, judged.kept)
         for reason, places in judged.refused.items():
-            self.dropped[reason] += len(places)
+            self._drop(reason, len(places))
 
     def end(self, end: IterationEnd) -> None:
         """Add what the rank itself declares at the end of the iteration."""
         self.expected += end.expected
-        self.dropped.update(end.dropped)
+        for reason, count in end.dropped.items():
+            self._drop(reason, count)
         self.stall_us += end.stall_us
         self.positions = _around(self.positions, (end.first_position, end.last_position))
         self.complete = True
@@ -62,16 +69,29 @@ class Tally:
             iteration=iteration,
             complete=self.complete,
             expected=_told(self.expected),
-            stored=self.kept[Fate.STORED],
-            linked=self.kept[Fate.LINKED],
-            degraded=self.kept[Fate.DEGRADED],
-            dropped={reason: _told(count) for reason, count in self.dropped.items() if count},
+            stored=self.stored,
+            linked=self.linked,
+            degraded=self.degraded,
+            dropped={reason: _told(n) for reason, n in (self.dropped or {}).items() if n},
             bytes_in=_told(self.bytes_in),
             bytes_stored=self.bytes_stored,
             stall_us=_told(self.stall_us),
             first_position=self.positions[0],
             last_position=self.positions[1],
         )
+
+    def _keep(self, fate: Fate, count: int) -> None:
+        if fate is Fate.STORED:
+            self.stored += count
+        elif fate is Fate.LINKED:
+            self.linked += count
+        elif fate is Fate.DEGRADED:
+            self.degraded += count
+
+    def _drop(self, reason: str, count: int) -> None:
+        if self.dropped is None:
+            self.dropped = {}
+        self.dropped[reason] = self.dropped.get(reason, 0) + count
 
 
 class Tallies:
