@@ -13,6 +13,8 @@ from rankdump.contract.status import IterationStatus
 KEEP_FREE_RATIO = 0.1
 """Share of a disk that agents leave free unless they are told otherwise."""
 _BLOCK_BYTES = 4096
+_ENDLESS = (1 << 63) - 1
+"""How many fit of what takes nothing."""
 _RECORD_BYTES = 400
 """What a manifest says of a tensor, or so."""
 _ROW_BYTES = 200
@@ -217,11 +219,15 @@ def _with_times(taken: Taken, some: Sequence[Taken]) -> Taken:
 
 def _fitting(observed: Observed, room: DiskRoom) -> int:
     each, once = observed.each, observed.once
-    fitting = max(0, room.usable_bytes - once.disk_bytes) // max(each.disk_bytes, 1)
+    fitting = _times_in(room.usable_bytes - once.disk_bytes, each.disk_bytes)
     inodes = room.usable_inodes
-    if inodes is None:
-        return fitting
-    return min(fitting, max(0, inodes - once.inodes) // max(each.inodes, 1))
+    return fitting if inodes is None else min(fitting, _times_in(inodes - once.inodes, each.inodes))
+
+
+def _times_in(left: int, each: int) -> int:
+    if left < 0:
+        return 0
+    return left // each if each else _ENDLESS
 
 
 def _reason(observed: Observed, count: int, room: DiskRoom) -> str:

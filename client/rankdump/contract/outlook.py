@@ -145,7 +145,7 @@ def _said(needs: Sequence[JobNeed], limit: _Limit) -> Iterator[str]:
                 yield f"{_lacking(who, each, limit, short=fitting + 1)}: {fitting} more fit"
     ending = [need for need in needs if need.iterations]
     whole = total(times(_taken(need, limit), need.iterations) for need in ending)
-    if _fitting(whole, 1, limit):
+    if not ending or _fitting(whole, 1, limit):
         return
     if len(ending) > 1:
         names = ", ".join(dict.fromkeys(need.job_id for need in ending))

@@ -45,6 +45,11 @@ def test_what_does_not_fit(room, reason):
     assert found.reason.startswith(reason)
 
 
+def test_what_takes_nothing_fits_where_nothing_is_left():
+    assert forecast(Observed(1, 1, Taken(), Taken()), 10, DiskRoom(0, 100_000)).fits
+    assert forecast(Observed(1, 1, Taken(), Taken()), 10, DiskRoom(0, 100_000, 0, 100)).fits
+
+
 def test_a_disk_without_a_table_of_files():
     assert forecast(SEEN, 10, DiskRoom(90_000, 100_000)).fits
 
