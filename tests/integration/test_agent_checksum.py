@@ -85,10 +85,10 @@ def test_a_rank_that_died_behind_a_damaged_head_has_no_balance(rank, side, frame
     side.seal()
     side.flip(begin + 20)
     side.unlock()
-    wait_until(lambda: any("slab is lost" in said for said in rank.status().findings))
+    wait_until(lambda: any("ended within iteration 0" in said for said in rank.status().findings))
+    assert any("slab is lost" in said for said in rank.status().findings)
     (found,) = rank.status().iterations
     assert (found.stored, found.complete) == (1, False)
-    assert any("ended within iteration 0" in said for said in rank.status().findings)
 
 
 @pytest.mark.parametrize("place", ["first frame", "frame", "data"])

@@ -104,7 +104,7 @@ class TestRepair:
         assert answer(["fsck", "--repair", str(rank.root)]) == 0
         rank.open()
         stream = rank.push()
-        assert held(rank.root)
+        wait_until(lambda: held(rank.root))
         stream.finish()
 
     def test_of_several_agents_each_counts(self, begun, make_rank, short_dir):
