@@ -6,7 +6,7 @@ import contextlib
 import fcntl
 import os
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from rankdump.contract.errors import ConfigError, DamagedError, ExhaustedError, RankdumpError
@@ -42,6 +42,26 @@ def version_of(base: sqlite3.Connection, path: Path, *, newest: int, whose: str)
         allowed = f"at most {newest}, as this {whose} writes it"
         raise ConfigError(str(path), "user_version", version, allowed)
     return version
+
+
+def migrate(
+    base: sqlite3.Connection,
+    path: Path,
+    *,
+    newest: int,
+    migrations: Mapping[int, str],
+    known_by: str,
+    whose: str,
+) -> None:
+    """Bring the tables of a file up to the newest version, from each one to the next.
+
+    Where no table is `known_by` that name, there is nothing to bring. ConfigError as above.
+    """
+    version = version_of(base, path, newest=newest, whose=whose)
+    made = base.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (known_by,)).fetchone()
+    script = "".join(migrations[step] for step in range(version, newest)) if made else ""
+    # In one transaction: half a migration would not be recognised as one.
+    base.executescript(f"BEGIN; {script} PRAGMA user_version = {newest}; COMMIT;")
 
 
 def sole_owner(state_dir: Path, name: str, key: str, whose: str) -> int:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from suites.mortal import Mortal
 from suites.reporting_agent import Job
 
 from rankdump.contract.status import RankEvents, SessionState
-from rankdumpd.coordinator.gather import Gather
-from rankdumpd.coordinator.kept import Row
-from rankdumpd.coordinator.state.rows import TABLES
 from rankdumpd.coordinator.values import Book, Report, Settled
 
 WORLD = 3
@@ -31,17 +28,13 @@ def items(rank: int) -> list[dict[str, tuple]]:
     return [*found, {"sessions": (JOB.session(rank, SessionState.CLOSED),)}]
 
 
-@dataclass
-class World:
+class World(Mortal):
     """A coordinator on a disk, its agents, and what is in the files."""
 
-    disk: dict[object, Row] = field(default_factory=dict)
-    files: list[tuple[int, dict[int, int]]] = field(default_factory=list)
-    sent: list[int] = field(default_factory=lambda: [0] * WORLD)
-
-    def __post_init__(self) -> None:
+    def __init__(self) -> None:
+        super().__init__(WORLD)
+        self.files: list[tuple[int, dict[int, int]]] = []
         self.logs = [items(rank) for rank in range(WORLD)]
-        self.gather = Gather(deadline_s=1e9)
 
     def say(self, rank: int, count: int) -> None:
         """Say the next items of an agent in one message, as an agent cuts it."""
@@ -65,21 +58,6 @@ class World:
             self.gather.settle("j", Settled(Book("/tree", {}, len(self.files)), True, (), ""))
             if commits:
                 self.commit()
-
-    def commit(self) -> None:
-        rows = self.gather.changes(now_s=0.0, now_us=0)
-        self.disk.update(rows)
-        self.gather.committed(rows.values())
-
-    def die(self) -> None:
-        """Lose everything but the disk; agents go on after what it acknowledges."""
-        self.gather = Gather(deadline_s=1e9)
-        kinds = list(TABLES)
-        rows = sorted(self.disk.values(), key=lambda row: kinds.index(type(row)))
-        self.gather.restore(rows, now_s=0.0, now_us=0)
-        for rank in range(WORLD):
-            answer = self.gather.take(Report(f"a{rank}", 0), now_s=0.0)
-            self.sent[rank] = answer.acknowledged
 
 
 _MOST = 3 * ITERATIONS

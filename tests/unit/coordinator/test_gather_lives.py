@@ -7,18 +7,15 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from suites.mortal import Mortal
 
 from rankdump.contract.events import Event, EventColumns, EventKind
 from rankdump.contract.findings import FindingKind
 from rankdump.contract.status import IterationStatus, RankEvents, SessionState, SessionStatus
-from rankdumpd.coordinator.gather import Gather
-from rankdumpd.coordinator.kept import Row
-from rankdumpd.coordinator.state.rows import TABLES
 from rankdumpd.coordinator.values import Book, Report, Settled
 
 WORLD = 3
@@ -49,26 +46,21 @@ def said(rank: int, life: int, iterations: int, *, ends: bool) -> Iterator[dict[
     yield session(SessionState.CLOSED if ends else SessionState.LOST)
 
 
-@dataclass
-class World:
+class World(Mortal):
     """A coordinator on a disk, its agents, and what is in the files."""
 
-    lives: tuple[tuple[int, ...], ...]
-    """Of each rank, how many iterations each of its lives ended."""
-    disk: dict[object, Row] = field(default_factory=dict)
-    files: list[list[_Place]] = field(default_factory=list)
-    sent: list[int] = field(default_factory=lambda: [0] * WORLD)
-
-    def __post_init__(self) -> None:
+    def __init__(self, lives: tuple[tuple[int, ...], ...]) -> None:
+        """Take, of each rank, how many iterations each of its lives ended."""
+        super().__init__(WORLD)
+        self.files: list[list[_Place]] = []
         self.logs = [
             [
                 item
-                for life, iterations in enumerate(lives)
-                for item in said(rank, life, iterations, ends=life == len(lives) - 1)
+                for life, iterations in enumerate(of_rank)
+                for item in said(rank, life, iterations, ends=life == len(of_rank) - 1)
             ]
-            for rank, lives in enumerate(self.lives)
+            for rank, of_rank in enumerate(lives)
         ]
-        self.gather = Gather(deadline_s=1e9)
 
     def say(self, rank: int, count: int) -> None:
         """Say the next items of an agent, each in a report."""
@@ -92,20 +84,6 @@ class World:
             )
             self.gather.settle("j", Settled(Book("/tree", {}, len(self.files)), True, (), ""))
             most -= 1
-
-    def commit(self) -> None:
-        rows = self.gather.changes(now_s=0.0, now_us=0)
-        self.disk.update(rows)
-        self.gather.committed(rows.values())
-
-    def die(self) -> None:
-        """Lose everything but the disk; agents go on after what it acknowledges."""
-        self.gather = Gather(deadline_s=1e9)
-        kinds = list(TABLES)
-        rows = sorted(self.disk.values(), key=lambda row: kinds.index(type(row)))
-        self.gather.restore(rows, now_s=0.0, now_us=0)
-        for rank in range(WORLD):
-            self.sent[rank] = self.gather.take(Report(f"a{rank}", 0), now_s=0.0).acknowledged
 
     def late(self) -> Counter[tuple[int, int]]:
         """Return how many events of a rank's iteration are said to be late."""

@@ -23,7 +23,14 @@ def connect(path: Path) -> sqlite3.Connection:
         # Before the first table: what is forgotten is to become free again.
         base.execute("PRAGMA auto_vacuum = INCREMENTAL")
         base.execute("PRAGMA journal_mode = WAL")
-        _migrate(base, path)
+        statefile.migrate(
+            base,
+            path,
+            newest=schema.VERSION,
+            migrations=schema.MIGRATIONS,
+            known_by="records",
+            whose="agent",
+        )
         base.executescript(schema.SCHEMA)
 
     return statefile.connect(path, _KEY, prepare)
@@ -37,12 +44,3 @@ def no_folder(state_dir: Path, error: Exception) -> RankdumpError:
 def sole_owner(state_dir: Path) -> int:
     """Return a locked descriptor: two agents on one ledger would acknowledge for each other."""
     return statefile.sole_owner(state_dir, "lock", _KEY, "agent")
-
-
-def _migrate(base: sqlite3.Connection, path: Path) -> None:
-    version = statefile.version_of(base, path, newest=schema.VERSION, whose="agent")
-    tables = base.execute("SELECT 1 FROM sqlite_master WHERE name = 'records'").fetchone()
-    steps = range(version, schema.VERSION) if tables else ()
-    # In one transaction: half a migration would not be recognised as one.
-    script = "".join(schema.MIGRATIONS[step] for step in steps)
-    base.executescript(f"BEGIN; {script} PRAGMA user_version = {schema.VERSION}; COMMIT;")

@@ -20,19 +20,17 @@ def connect(path: Path) -> sqlite3.Connection:
         base.execute("PRAGMA journal_mode = WAL")
         # A power loss must not take back what an agent was told to forget.
         base.execute("PRAGMA synchronous = FULL")
-        _migrate(base, path)
+        statefile.migrate(
+            base,
+            path,
+            newest=tables.VERSION,
+            migrations=tables.MIGRATIONS,
+            known_by="published",
+            whose="coordinator",
+        )
         base.executescript(tables.SCHEMA)
 
     return statefile.connect(path, _KEY, prepare)
-
-
-def _migrate(base: sqlite3.Connection, path: Path) -> None:
-    version = statefile.version_of(base, path, newest=tables.VERSION, whose="coordinator")
-    made = base.execute("SELECT 1 FROM sqlite_master WHERE name = 'published'").fetchone()
-    steps = range(version, tables.VERSION) if made else ()
-    # In one transaction: half a migration would not be recognised as one.
-    script = "".join(tables.MIGRATIONS[step] for step in steps)
-    base.executescript(f"BEGIN; {script} PRAGMA user_version = {tables.VERSION}; COMMIT;")
 
 
 def sole_owner(state_dir: Path) -> int:

@@ -1,0 +1,34 @@
+"""A coordinator's memory that dies again and again, the disk that outlives it, and its agents."""
+
+from __future__ import annotations
+
+from rankdumpd.coordinator.gather import Gather
+from rankdumpd.coordinator.kept import Row
+from rankdumpd.coordinator.state.rows import TABLES
+from rankdumpd.coordinator.values import Report
+
+
+class Mortal:
+    """Each rank has an agent of its own, which goes on after what is acknowledged."""
+
+    def __init__(self, world: int) -> None:
+        self.gather = Gather(deadline_s=1e9)
+        self.sent = [0] * world
+        """Items that each agent has said."""
+        self._disk: dict[object, Row] = {}
+
+    def commit(self) -> None:
+        """Write down what is new."""
+        rows = self.gather.changes(now_s=0.0, now_us=0)
+        self._disk.update(rows)
+        self.gather.committed(rows.values())
+
+    def die(self) -> None:
+        """Lose everything but the disk."""
+        self.gather = Gather(deadline_s=1e9)
+        kinds = list(TABLES)
+        rows = sorted(self._disk.values(), key=lambda row: kinds.index(type(row)))
+        self.gather.restore(rows, now_s=0.0, now_us=0)
+        for rank in range(len(self.sent)):
+            answer = self.gather.take(Report(f"a{rank}", 0), now_s=0.0)
+            self.sent[rank] = answer.acknowledged
