@@ -32,15 +32,18 @@ def wait_published(address: str, patience_s: float) -> list[str]:
     return []
 
 
-def late(address: str) -> dict[tuple[int, int], int]:
-    """Return how many events of a rank's iteration came too late for the order, as it says."""
-    jobs = [merge.job_id for merge in job_status(address).merges]
-    found = (f for job_id in jobs for f in order_findings(address, job_id=job_id))
-    return {
-        (finding.ranks[0], finding.iteration): int(said[1])
-        for finding in found
-        if finding.kind is FindingKind.LATE and (said := _LATE.search(finding.text))
-    }
+def late(address: str) -> Mapping[tuple[int, int], int]:
+    """Return how many events of a rank's iteration came too late for the order, as it says.
+
+    Each run of a job says it of its own.
+    """
+    found: Counter[tuple[int, int]] = Counter()
+    for merge in job_status(address).merges:
+        for finding in order_findings(address, job_id=merge.job_id):
+            said = _LATE.search(finding.text)
+            if finding.kind is FindingKind.LATE and said:
+                found[finding.ranks[0], finding.iteration] += int(said[1])
+    return found
 
 
 def published(root: Path, job_id: str) -> tuple[Mapping[Placed, int], list[str]]:

@@ -8,7 +8,7 @@ import shutil
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,7 @@ class Ending:
 
     complaints: list[str]
     balances: dict[tuple[str, int], tuple[int, int, int]]
-    late: dict[tuple[int, int], int]
+    late: Mapping[tuple[int, int], int]
     sizes: dict[str, Any]
 
 
