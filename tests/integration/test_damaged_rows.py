@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import sqlite3
 from pathlib import Path
@@ -18,6 +19,7 @@ from rankdump.contract.plan import Content
 from rankdump.wire.events import events_to_wire
 from rankdump.wire.v1 import agent_pb2
 from rankdumpd.agent.ledger import Ledger
+from rankdumpd.agent.sessions import Session
 
 ARRAY = np.arange(12, dtype=np.float32)
 BAD, GOOD = "bad-session", "good-session"
@@ -120,18 +122,28 @@ def test_what_is_only_odd_costs_nothing(left, frames, short_dir):
         goes_on(rank, frames)
 
 
-def test_a_disk_that_fails_for_a_moment_refuses_nobody(left, frames, monkeypatch):
+@pytest.mark.parametrize(
+    ("whose", "name", "error"),
+    [
+        (Ledger, "find", sqlite3.OperationalError("disk I/O error")),
+        (Session, "restore", OSError(errno.EIO, "a tree that does not answer")),
+    ],
+)
+def test_a_disk_that_fails_for_a_moment_refuses_nobody(
+    left, frames, monkeypatch, whose: type, name: str, error: Exception
+):
     """What could not be read when the agent began is read when its rank comes back."""
     agent, (bad, good) = left
     failing = [BAD]
-    find = Ledger.find
+    real = getattr(whose, name)
 
-    def fails(self, session_id: str):
-        if session_id in failing:
-            raise sqlite3.OperationalError("disk I/O error")
-        return find(self, session_id)
+    def fails(self, *args, **more):
+        asked = args[0] if isinstance(args[0], str) else self.request.session_id
+        if asked in failing:
+            raise error
+        return real(self, *args, **more)
 
-    monkeypatch.setattr(Ledger, "find", fails)
+    monkeypatch.setattr(whose, name, fails)
     agent.start()
     failing.clear()
     for rank in (bad, good):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from rankdumpd import faults
 from rankdumpd.agent.effects import Effects
 from rankdumpd.agent.registry import Registry
 from rankdumpd.agent.sessions import Session
@@ -26,4 +27,5 @@ def take_up(registry: Registry, effects: Effects, tell: Callable[[Session], None
         except Exception as error:
             request = session.request
             _log.exception("what is due is not done", extra=about(request))
-            registry.give_up(request.session_id, error)
+            if not faults.passes(error):
+                registry.give_up(request.session_id, error)

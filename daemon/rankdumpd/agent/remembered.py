@@ -5,10 +5,11 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable
 
-from rankdump.contract.errors import DamagedError, RankdumpError
+from rankdump.contract.errors import DamagedError, RankdumpError, UnavailableError
 from rankdump.contract.status import StatusView
 from rankdump.wire.convert import session_request_to_wire
 from rankdump.wire.views import view_to_wire
+from rankdumpd import faults
 from rankdumpd.agent import vet
 from rankdumpd.agent.ledger import Ledger
 from rankdumpd.agent.sessions import Session
@@ -22,7 +23,9 @@ class Remembered:
         self._ledger, self._read_declared = ledger, read_declared
 
     def find(self, session_id: str) -> Session | None:
-        """Return a session as the ledger has it; DamagedError when that is none."""
+        """Return a session as the ledger has it; DamagedError when that is none, UnavailableError
+        while a disk fails.
+        """
         try:
             row = self._ledger.find(session_id)
             session = self._restored(row) if row else None
@@ -32,6 +35,8 @@ class Remembered:
         except (sqlite3.Error, RankdumpError):
             raise
         except Exception as error:
+            if faults.passes(error):
+                raise UnavailableError(f"session {session_id!r}: {error}") from error
             raise DamagedError(f"the ledger is damaged: {error!r}") from error
 
     def _restored(self, row: SessionRow) -> Session:
