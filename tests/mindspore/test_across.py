@@ -7,8 +7,6 @@ network with one layer's weight disturbed by 0.001, that layer comes first.
 from __future__ import annotations
 
 import csv
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +16,8 @@ import rankdump
 from rankdump.diff.values import Report, Verdict
 from rankdump.migrator import api_dump_compare
 
-JOBS = Path(__file__).parent / "jobs"
+from .conftest import JOBS, run_job
+
 CONFIG = """{
   "common_dump_settings": {
     "dump_mode": 0, "path": "/tmp/unused", "net_name": "Net", "iteration": "all",
@@ -26,7 +25,6 @@ CONFIG = """{
   },
   "e2e_dump_settings": {"enable": true, "trans_flag": true}
 }"""
-TIMEOUT_S = 100
 PAIRED = [
     ("NN_Conv2d_0", "NN_Conv2d_0"),
     ("Functional_relu_0", "Functional_relu_0"),
@@ -36,7 +34,6 @@ PAIRED = [
     ("NN_Linear_1", "NN_Dense_1"),
     ("Functional_log_softmax_0", "Functional_log_softmax_0"),
 ]
-pytestmark = pytest.mark.timeout(300)
 Dumped = Callable[..., Path]
 
 
@@ -51,14 +48,9 @@ def dumped(tmp_path_factory: pytest.TempPathFactory) -> Dumped:
         known = (program, *options)
         if known not in made:
             tree = folder / f"tree-{len(made)}"
-            job = [sys.executable, str(JOBS / program), str(tree), *options]
-            if "--cells" in options:
-                run = ["run", "--config", str(folder / "data_dump.json"), "--output", str(tree)]
-                job = [sys.executable, "-m", "rankdump.cli", *run, "--", *job]
-            done = subprocess.run(
-                job, cwd=folder, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-            )
-            assert "done" in done.stdout.splitlines(), done.stdout + done.stderr
+            config = ("--config", folder / "data_dump.json", "--output", tree)
+            through = ("rankdump", "run", *config, "--") if "--cells" in options else ()
+            run_job(program, tree, *options, folder=folder, through=through)
             made[known] = tree
         return made[known]
 

@@ -71,6 +71,76 @@ def test_recomputed_calls_repeat_their_forwards(cells: Told) -> None:
     assert len(_places(told)) == len(set(_places(told)))
 
 
+FC1 = ["blocks.1.fc.bias", "blocks.1.fc.weight"]
+BLOCK1 = [
+    "network-Net/blocks-SequentialCell/1-Block",
+    "network-Net/blocks-SequentialCell/1-Block/act-ReLU",
+    "network-Net/blocks-SequentialCell/1-Block/fc-Dense",
+]
+ONE_BLOCK = [*FC1, *BLOCK1]
+BLOCKS_BUT_ONE = [*FC1, "network-Net/blocks-SequentialCell", *BLOCK1]
+FC_MARKED = ["fc.bias", "fc.weight", "network-Net/fc-Dense"]
+CONV_MARKED = ["conv1.weight", "network-Net/conv1-Conv2d"]
+
+
+def test_marks_of_either_set_dump_cover_what_is_inside(cells: Told) -> None:
+    """The last call counts for each cell, whichever of the two functions it is of."""
+    marked = cells("marks")
+    assert marked["none"] == []
+    assert marked["ours"] == marked["theirs"] == ONE_BLOCK
+    assert len(marked["all"]) == 17
+    assert marked["taken away by ours"] == marked["taken away by theirs"] == BLOCKS_BUT_ONE
+    assert marked["marked again"] == FC_MARKED
+
+
+def test_a_mark_counts_from_the_next_call(cells: Told) -> None:
+    """Set after attach as well, by either function; a call without a new mark says nothing."""
+    told = cells("marks_after_attach")
+    assert told["told"][:4] == [FC_MARKED, sorted([*CONV_MARKED, *FC_MARKED]), FC_MARKED, []]
+    assert set(ONE_BLOCK) < set(told["told"][4])
+    assert told["quiet"]
+
+
+def test_a_primitive_that_is_marked_marks_its_cell(cells: Told) -> None:
+    assert cells("marked_primitive")["marked"] == CONV_MARKED
+
+
+def test_only_cells_are_marked_with_true_or_false(cells: Told) -> None:
+    told = cells("wrong_marks")["told"]
+    assert len(told) == 5
+    assert told[2].endswith("gen_ops_prim.MatMul is not allowed; a mindspore.nn.Cell is")
+    assert told[3] == "set_dump: enabled=1 is not allowed; True and False are"
+
+
+def test_our_marks_are_no_part_of_what_is_compiled(cells: Told) -> None:
+    told = cells("marks_are_not_compiled")
+    assert told["flags"] == [{}] * told["count"]
+
+
+def test_arguments_are_those_of_the_cell_and_of_its_primitives(cells: Told) -> None:
+    """Plain attributes as texts, sorted; no state, no tensors, no flags for compilers."""
+    told = cells("arguments")
+    conv = told["net"]["Default/network-Net/conv1-Conv2d/Conv2d-op0"]
+    assert list(conv) == sorted(conv)
+    assert (conv["kernel_size"], conv["pad_mode"], conv["has_bias"]) == ("(3, 3)", "pad", "False")
+    assert (conv["conv2d.stride"], conv["conv2d.pad"]) == ("(1, 1, 1, 1)", "(1, 1, 1, 1)")
+    for number in (0, 1):
+        dense = told["net"][f"Default/network-Net/fc-Dense/Dense-op{number}"]
+        assert (dense["in_channels"], dense["matmul.transpose_b"]) == ("32", "True")
+    assert told["odd"] == {
+        "Default/network-Odd/Odd-op0": {
+            "kind": "BFloat16",
+            "listed": "[1, 2]",
+            "matmul.transpose_a": "False",
+            "matmul.transpose_b": "True",
+            "nested": "((1, 2), (3, None))",
+            "number": "1e-05",
+            "off": "False",
+        },
+        "Default/network-Odd/part-ReLU/ReLU-op0": {},
+    }
+
+
 def test_of_a_compiled_model_only_the_outside_is_seen(cells: Told) -> None:
     told = cells("graph_mode")
     assert _places(told)[:2] == [(BLOCK, "input"), (BLOCK, "output")]

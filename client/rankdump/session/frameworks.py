@@ -74,8 +74,13 @@ def mark(target: object, enabled: object) -> None:
 
     ValueError when target is of no known framework, or enabled no bool.
     """
+    if is_mindspore_cell(target):
+        from rankdump.adapters import mindspore
+
+        mindspore.set_dump(target, enabled)
+        return
     if not is_torch_module(target):
-        allowed = "is not allowed; a torch.nn.Module is"
+        allowed = "is not allowed; a mindspore.nn.Cell or torch.nn.Module is"
         raise ValueError(f"set_dump: target of type {_kind_of(target)} {allowed}")
     from rankdump.adapters import torch as adapter
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from recorded import Recorder, ms, nn, ops, run, tensor
 
+from rankdump.adapters import mindspore
 from rankdump.adapters.api_calls import ApiOptions
 from rankdump.adapters.mindspore import ApiHook, CellHook, Outermost, migrating
 
@@ -109,6 +110,117 @@ def case_outermost_calls() -> dict[str, Any]:
     watch.remove()
     outer(tensor(2, 4))
     return {"told": told}
+
+
+def marked_after(*calls: tuple[Any, str, bool]) -> list[str]:
+    """Return what a recorder is told is marked after these calls, each of a path in a new model."""
+    net, recorder = Net(), Recorder()
+    cells = dict(net.cells_and_names())
+    for set_dump, path, enabled in calls:
+        set_dump(cells[path], enabled)
+    with attached(net, recorder):
+        pass
+    return sorted(recorder.marks[-1])
+
+
+def case_marks() -> dict[str, Any]:
+    ours, theirs = mindspore.set_dump, ms.set_dump
+    return {
+        "none": marked_after(),
+        "ours": marked_after((ours, "blocks.1", True)),
+        "theirs": marked_after((theirs, "blocks.1", True)),
+        "all": marked_after((ours, "", True)),
+        "taken away by ours": marked_after((theirs, "blocks", True), (ours, "blocks.0", False)),
+        "taken away by theirs": marked_after((ours, "blocks", True), (theirs, "blocks.0", False)),
+        "marked again": marked_after(
+            (theirs, "fc", False), (ours, "fc", False), (ours, "fc", True)
+        ),
+    }
+
+
+def case_marks_after_attach() -> dict[str, Any]:
+    """A mark counts from the next call of the cell on, and from the next iteration for others."""
+    net, recorder = Net(), Recorder()
+    told: list[list[str]] = []
+    with attached(net, recorder) as hook:
+        for change in (
+            lambda: mindspore.set_dump(net.fc),
+            lambda: ms.set_dump(net.conv1),
+            lambda: ms.set_dump(net.conv1, False),
+            lambda: mindspore.set_dump(net.fc, False),
+        ):
+            change()
+            net(IMAGE)
+            told.append(sorted(recorder.marks[-1]))
+        times = len(recorder.marks)
+        net(IMAGE)
+        quiet = len(recorder.marks) == times
+        ms.set_dump(net.blocks)
+        hook.iteration_begins(1, armed=True)
+        told.append(sorted(recorder.marks[-1]))
+    return {"told": told, "quiet": quiet}
+
+
+def case_marked_primitive() -> dict[str, Any]:
+    net, recorder = Net(), Recorder()
+    ms.set_dump(net.conv1.conv2d)
+    with attached(net, recorder):
+        net(IMAGE)
+    return {"marked": sorted(recorder.marks[-1])}
+
+
+def case_wrong_marks() -> dict[str, Any]:
+    told: list[str] = []
+    wrong = [(None, True), (Net, True), (nn.Dense(2, 2).matmul, True), (Net(), 1), (Net(), None)]
+    for target, enabled in wrong:
+        try:
+            mindspore.set_dump(target, enabled)
+        except ValueError as error:
+            told.append(str(error))
+    return {"told": told}
+
+
+def case_marks_are_not_compiled() -> dict[str, Any]:
+    net = Net()
+    mindspore.set_dump(net)
+    cells = [cell for _, cell in net.cells_and_names()]
+    return {"flags": [cell.get_flags() for cell in cells], "count": len(cells)}
+
+
+class Odd(nn.Cell):
+    """Has attributes of every kind, few of them plain."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kind = ms.bfloat16
+        self.nested = ((1, 2), (3, None))
+        self.listed = [1, 2]
+        self.deeper = (((1,),),)
+        self.long_text = "x" * 5000
+        self.number = 1e-05
+        self.off = False
+        self.tensor = tensor(2)
+        self.function = ops.relu
+        self.part = nn.ReLU()
+        self.add = ops.Add()
+        self.matmul = ops.MatMul(transpose_b=True)
+        self.add_flags(sink=True)
+        self._hidden = 3
+
+    def construct(self, x: Any) -> Any:
+        return self.part(x)
+
+
+def case_arguments() -> dict[str, Any]:
+    net, recorder = Net(), Recorder(wants_arguments=True)
+    odd, of_odd = Odd(), Recorder(wants_arguments=True)
+    odd.set_train()
+    with attached(net, recorder):
+        net(IMAGE)
+        net.fc(tensor(2, 32))
+    with attached(odd, of_odd):
+        odd(tensor(2))
+    return {"net": recorder.configured, "odd": of_odd.configured}
 
 
 class Doubled(nn.Cell):

@@ -43,6 +43,8 @@ class Recorder:
     lost: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     settlements: list[tuple[str, bool]] = field(default_factory=list)
+    marks: list[frozenset[str]] = field(default_factory=list)
+    configured: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def entered(self, graph: int, op_name: str) -> None:
         assert self.armed
@@ -79,13 +81,14 @@ class Recorder:
         self.settlements.append((op_name, raised))
 
     def mark(self, graph: int, names: frozenset[str]) -> None:
-        raise AssertionError("nothing was marked")
+        self.marks.append(names)
 
     def describe_parameter(self, graph: int, parameter: GraphParameter) -> None:
         raise AssertionError("parameters come as tensors")
 
     def arguments(self, graph: int, op_type: str, op_name: str, values: Mapping[str, str]) -> None:
-        raise AssertionError("nobody wants arguments")
+        assert self.wants_arguments
+        self.configured[op_name] = dict(values)
 
     def limited(self, timeout: GroupTimeout) -> None:
         raise AssertionError("no group is used")
@@ -127,6 +130,8 @@ class Recorder:
             "lost": self.lost,
             "warnings": self.warnings,
             "settlements": self.settlements,
+            "marks": [sorted(names) for names in self.marks],
+            "configured": self.configured,
         }
 
 

@@ -12,15 +12,11 @@ from typing import Any
 from rankdump.adapters.api_calls import ApiOptions, CallNumbers, layer_call
 from rankdump.adapters.mindspore.api_recording import ApiRecording, Calling
 from rankdump.adapters.mindspore.catalogue import Api
+from rankdump.adapters.mindspore.compiled import COMPILED_APIS, CompiledCall
 from rankdump.adapters.mindspore.framework import cells_of, is_built_in, is_loss
 from rankdump.adapters.mindspore.gradients import Gradients
-from rankdump.adapters.mindspore.interception import (
-    COMPILED,
-    INTERCEPTION,
-    Arguments,
-    Keywords,
-    Listener,
-)
+from rankdump.adapters.mindspore.interception import INTERCEPTION
+from rankdump.adapters.mindspore.listener import Arguments, Keywords, Listener
 from rankdump.adapters.mindspore.observing import Observer
 from rankdump.adapters.mindspore.recomputation import Regions
 from rankdump.contract.layout.api_name import ApiCall
@@ -97,10 +93,11 @@ class ApiHook(Listener):
         """Take the begin of a recomputed region."""
         return self._regions.begin(id(cell), again=again)
 
-    def compiled(self) -> None:
+    def compiled_begins(self, call: CompiledCall, args: Arguments, kwargs: Keywords) -> object:
         """Say once that compiled code is not looked into."""
         if self._record.observer.armed:
-            self._record.observer.recorder.warn_once(COMPILED)
+            self._record.observer.recorder.warn_once(COMPILED_APIS)
+        return None
 
     def _refresh(self) -> None:
         # The cells are kept: their identities must not become another's.

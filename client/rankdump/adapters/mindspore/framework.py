@@ -6,7 +6,11 @@ It brings no types, so its names are Any.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+import inspect
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -17,6 +21,8 @@ _mindspore: Any = import_module("mindspore")
 _api: Any = import_module("mindspore.common.api")
 _bytecode: Any = import_module("mindspore.common._pijit_context")
 _recompute: Any = import_module("mindspore.common.recompute")
+_gradient: Any = import_module("mindspore.ops.composite.base")
+_hooks: Any = import_module("mindspore.common.hook_handle")
 
 Tensor: Any = _mindspore.Tensor
 Parameter: Any = _mindspore.Parameter
@@ -37,6 +43,24 @@ COMPILERS: tuple[tuple[Any, str], ...] = (
 BYTECODE_CAPTURE: Any = _bytecode.PIJitCaptureContext
 """Between its `__enter__` and `__exit__` a compiler follows what the interpreter runs."""
 
+
+def captured_arguments() -> tuple[Sequence[Any], Mapping[str, Any]]:
+    """Return what the function is called with for which a bytecode capture begins or ends.
+
+    MindSpore hands it over nowhere: it stands in the frame that enters the context.
+    """
+    frame: Any = inspect.currentframe()
+    while frame is not None and frame.f_code.co_filename != _bytecode.__file__:
+        frame = frame.f_back
+    found: dict[str, Any] = {} if frame is None else frame.f_locals
+    return found.get("args", ()), found.get("kwds", {})
+
+
+def is_method_of(function: Any, cell: object) -> bool:
+    """Return whether a function is what stands under its name in the class of a cell."""
+    return isinstance(cell, Cell) and hasattr(type(cell), function.__name__)
+
+
 FOLDER = str(Path(_mindspore.__file__).parent)
 _DTYPES = {getattr(_mindspore, name): name for name in ELEMENT_TYPES if hasattr(_mindspore, name)}
 _OPTIMIZERS = (
@@ -54,6 +78,8 @@ def namespaces() -> Iterator[Any]:
 
 def in_graph_mode() -> bool:
     """Return whether cells are compiled as a whole, and so run out of sight."""
+    if os.environ.get("MS_JIT") == "0":  # with which MindSpore compiles nothing
+        return False
     return bool(_mindspore.get_context("mode") == _mindspore.GRAPH_MODE)
 
 
@@ -74,6 +100,58 @@ def cells_of(model: Any) -> Iterator[tuple[str, Any]]:
         if _RECOMPUTATION not in path.split("."):
             yield path, cell
 
+
+def own_parameters(cell: Any) -> Iterator[Any]:
+    """Return the parameters of a cell itself, not those of cells inside it."""
+    yield from cell.get_parameters(expand=False)
+
+
+def primitives_of(cell: Any) -> Iterator[tuple[str, Any]]:
+    """Return the primitives that a cell holds, each with the name of its attribute."""
+    for name, primitive in getattr(cell, "_primitives", {}).items():
+        if primitive is not None:
+            yield name, primitive
+
+
+def flags_of(cell: Any) -> dict[str, Any]:
+    """Return what was set on a cell with `add_flags`, for compilers."""
+    # Asking the cell by `get_flags` would give it some.
+    flags: dict[str, Any] = attributes_of(cell).get("_func_graph_flags", {})
+    return flags
+
+
+def attributes_of(cell: Any) -> dict[str, Any]:
+    """Return the attributes of a cell that stand in it itself."""
+    attributes: dict[str, Any] = cell.__dict__
+    return attributes
+
+
+def dump_flag(cell: Any) -> bool | None:
+    """Return what `mindspore.set_dump` set on a cell; None when it was never called for it."""
+    flag = flags_of(cell).get("dump")
+    return None if flag is None else bool(flag)
+
+
+def has_marked_primitive(cell: Any) -> bool:
+    """Return whether `mindspore.set_dump` marked a primitive that a cell holds."""
+    return any(each.attrs.get("dump") == "true" for _, each in primitives_of(cell))
+
+
+STATE_ATTRIBUTES = frozenset(
+    (
+        "arguments_key",
+        "cell_type",
+        "grad_ops_label",
+        "has_bprop",
+        "is_top_cell",
+        "mixed_precision_type",
+        "requires_grad",
+        "training",
+    )
+)
+"""Public attributes that every cell has: they say how it is run, not how it was configured."""
+PLAIN_TYPES: tuple[type, ...] = (bool, int, float, str, type(None), _mindspore.Type)
+"""Types of values that print the same in every run; element types among them."""
 
 _RECOMPUTATION = "_recompute_cell"
 
@@ -117,6 +195,70 @@ def recomputed_by_method(region: Any) -> Any | None:
     return getattr(getattr(region.net, "function", None), "__self__", None)
 
 
-def register_hook(tensor: Any, hook: Callable[[Any], Any]) -> Any:
-    """Have a function called with a tensor's gradient; return what takes it away again."""
-    return tensor.register_hook(hook)
+def add_hook(tensor: Any, hook: Callable[[Any], Any]) -> int:
+    """Have a function called with a tensor's gradient; return the number of the hook.
+
+    RuntimeError for a tensor that no gradient comes to.
+    """
+    # The method of every tensor: a parameter's own makes MindSpore compile everything anew.
+    return int(Tensor.register_hook(tensor, hook).id)
+
+
+def remove_hook(number: int) -> None:
+    """Take a hook away."""
+    _hooks.Tensor_.remove_hook(number)
+
+
+def hooks_of(tensor: Any) -> list[Callable[[Any], Any]]:
+    """Return the hooks on a tensor, whoever put them there."""
+    return list(tensor.hooks())
+
+
+@dataclass(frozen=True, slots=True)
+class DerivedFunction:
+    """What a function was made of by `value_and_grad`, `grad`, `GradOperation` or `vmap`."""
+
+    how: str
+    """As which of them: `value_and_grad`, `grad` or `vmap`."""
+    program: Any
+    """The function or cell of the script."""
+    weights: Any = None
+    """The parameters whose gradients it returns, or a single one; None when it returns none."""
+    place: int | None = None
+    """Where in its result the gradients stand; None when they are all of it."""
+    after_inputs: bool = False
+    """Whether the gradients of parameters stand behind those of inputs."""
+
+
+def find_derivation(function: Any) -> DerivedFunction | None:
+    """Return what MindSpore made a function of; None for a function that is not of its making."""
+    if not inspect.isfunction(function) or function.__module__ != _gradient.__name__:
+        return None
+    found = closure_of(function)
+    program, grad = found.get("fn", found.get("fn_")), found.get("grad_")
+    if program is None:
+        return None
+    if grad is None:
+        return DerivedFunction("vmap", program)
+    value, auxiliary = getattr(grad, "get_value", False), getattr(grad, "has_aux", False)
+    return DerivedFunction(
+        "value_and_grad" if value else "grad",
+        program,
+        weights=found.get("weights") if grad.get_by_list else None,
+        place=1 if value else 0 if auxiliary else None,
+        after_inputs=bool(getattr(grad, "get_by_position", False) or getattr(grad, "get_all", 0)),
+    )
+
+
+def closure_of(function: Any) -> dict[str, Any]:
+    """Return the variables that a function has from the functions around it, as far as set."""
+    found: dict[str, Any] = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with suppress(ValueError):  # of one that has no value yet
+            found[name] = cell.cell_contents
+    return found
+
+
+def is_mindspores_own(function: Any) -> bool:
+    """Return whether a function is defined in MindSpore itself."""
+    return str(getattr(function, "__module__", "")).startswith("mindspore.")

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from rankdump.adapters.mindspore.framework import Parameter, records_gradients, register_hook
+from rankdump.adapters.mindspore.framework import Parameter, records_gradients
+from rankdump.adapters.mindspore.gradient_hooks import HOOKS, Hook
 from rankdump.adapters.mindspore.interception import INTERCEPTION
 
 
@@ -19,7 +20,7 @@ class Gradients:
     """The hooks on the tensors of one model."""
 
     def __init__(self) -> None:
-        self._handles: list[Any] = []
+        self._hooks: list[Hook] = []
 
     def wait(self, tensor: Any, take: Callable[[Any], None]) -> None:
         """Have `take`, which must not raise, given the gradient of a tensor when it arrives.
@@ -30,25 +31,23 @@ class Gradients:
             return
         # One that no gradient comes to refuses; there is nothing to ask it beforehand.
         with suppress(RuntimeError):
-            self._handles.append(register_hook(tensor, _hook(take)))
+            self._hooks.append(hook_tensor(tensor, take))
 
     def release(self) -> None:
         """Remove the hooks from tensors that may outlive the iteration."""
-        handles, self._handles = self._handles, []
-        for handle in handles:
-            handle.remove()
+        hooks, self._hooks = self._hooks, []
+        for hook in hooks:
+            HOOKS.remove(hook)
 
 
-def hook_parameter(parameter: Any, take: Callable[[Any], None]) -> Any:
-    """Have `take` given a parameter's gradients; return what ends that."""
-    return register_hook(parameter, _hook(take))
+def hook_tensor(tensor: Any, take: Callable[[Any], None]) -> Hook:
+    """Have `take` given the gradients of a tensor until the hook is removed."""
 
-
-def _hook(take: Callable[[Any], None]) -> Callable[[Any], Any]:
     # MindSpore takes a function and nothing else that can be called.
     def arrived(gradient: Any) -> Any:
         with INTERCEPTION.silence():
             take(gradient)
         return gradient
 
+    HOOKS.add(tensor, arrived)
     return arrived

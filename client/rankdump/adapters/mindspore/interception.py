@@ -9,61 +9,38 @@ What runs inside a call of an API, an optimizer or a compiled region is none of 
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
 from rankdump.adapters.mindspore.catalogue import Api
-from rankdump.adapters.mindspore.framework import in_graph_mode, is_optimizer, recomputed_by_method
+from rankdump.adapters.mindspore.compiled import CompiledCall
+from rankdump.adapters.mindspore.framework import (
+    captured_arguments,
+    in_graph_mode,
+    is_method_of,
+    is_optimizer,
+    recomputed_by_method,
+)
+from rankdump.adapters.mindspore.gradient_hooks import HOOKS, RemovedHooks
+from rankdump.adapters.mindspore.listener import Arguments, Keywords, Listener
 from rankdump.adapters.mindspore.replacing import Replacements, calls, compilers
+from rankdump.adapters.mindspore.tensors import is_tensor
+from rankdump.hook import leaves_of_call
 
-COMPILED = "compiled MindSpore code (graph mode, jit) is observed from outside only"
-"""What a listener says once when it meets some."""
-
-Arguments = Sequence[object]
-Keywords = Mapping[str, object]
-
-
-class Listener:
-    """Is told of calls, on the thread that makes them; passes over what it does not redefine.
-
-    No method may raise.
-    """
-
-    def call_begins(self, api: Api, args: Arguments, kwargs: Keywords) -> object:
-        """Take a call that is inside no other; what is returned is given to `call_ends`."""
-        return None
-
-    def call_ends(self, token: object, result: object, *, raised: bool) -> None:
-        """Take the result of a call; None when it raised."""
-
-    def cell_begins(self, cell: Any, args: Arguments, kwargs: Keywords, *, inside: bool) -> object:
-        """Take a call of a cell; `inside` says that a call of an API is under way."""
-        return None
-
-    def cell_ends(self, token: object, result: object, *, raised: bool) -> None:
-        """Take the result of a call of a cell; None when it raised."""
-
-    def hides(self, cell: Any) -> bool:
-        """Return whether a cell is an API itself, so that nothing inside it is one."""
-        return False
-
-    def region_begins(self, cell: Any, *, again: bool) -> Callable[[], object]:
-        """Take the begin of a region that is recomputed; what is returned is called at its end."""
-        return bool
-
-    def optimized(self, optimizer: Any) -> None:
-        """Take note that an optimizer's step is over."""
-
-    def compiled(self) -> None:
-        """Take note that something runs that was compiled."""
+logger = logging.getLogger(__name__)
 
 
 class _Thread(threading.local):
     def __init__(self) -> None:
         self.depth = 0
         """How many calls are open inside which nothing is the program's own."""
+        self.hooks: list[RemovedHooks] = []
+        """Hooks that are off while a compiler reads, of the compilation begun last at the end."""
+        self.captures: list[list[tuple[Listener, object]]] = []
+        """Who was told of functions that a compiler follows now, of the innermost at the end."""
 
 
 class Interception:
@@ -106,8 +83,12 @@ class Interception:
         finally:
             self._thread.depth -= 1
 
-    def pause(self) -> None:
-        """Put the program's functions back for a while: a compiler is going to read them."""
+    def pause(self, args: Arguments, kwargs: Keywords) -> None:
+        """Take all that is ours away for a while: a compiler is going to read the program.
+
+        It reads the program's functions, the parameters, and the tensors of the call.
+        """
+        self._thread.hooks.append(_hooks_taken_off(args, kwargs))
         with self._lock:
             self._pauses += 1
             if self._pauses == 1 and self._calls is not None:
@@ -119,6 +100,7 @@ class Interception:
             self._pauses -= 1
             if not self._pauses and self._calls is not None:
                 self._calls.install()
+        HOOKS.put_back(self._thread.hooks.pop())
 
     def call(self, api: Api, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Make a call of an API, and tell of it."""
@@ -147,7 +129,7 @@ class Interception:
                 (one, one.cell_begins(cell, args, kwargs, inside=inside)) for one in self._listeners
             ]
             if compiled and not inside:
-                self._tell_compiled()
+                opened += self._begin_compiled(CompiledCall(cell), args, kwargs)
         result, raised = None, True
         try:
             if closed:
@@ -158,17 +140,47 @@ class Interception:
             raised = False
         finally:
             with self.silence():
-                for one, token in reversed(opened):
-                    one.cell_ends(token, result, raised=raised)
+                _end(opened, result, raised=raised)
         return result
 
     def compiled(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run what was compiled: a call from outside, of which no part is seen."""
-        inside = self._thread.depth > 0
+        executor, *given = args
+        call = CompiledCall.of(executor.fn, executor.obj)
+        if self._thread.depth or call.internal:
+            with self.silence():
+                return function(*args, **kwargs)
+        if executor.obj is not None:
+            del given[0]
         with self.silence():
-            if not inside:
-                self._tell_compiled()
-            return function(*args, **kwargs)
+            opened = self._begin_compiled(call, given, kwargs)
+            result, raised = None, True
+            try:
+                result = function(*args, **kwargs)
+                raised = False
+            finally:
+                _end(opened, result, raised=raised)
+            return result
+
+    def capture_begins(self, context: Any) -> None:
+        """Tell of a function that a compiler follows, and take away what it must not read."""
+        args, kwargs = captured_arguments()
+        opened: list[tuple[Listener, object]] = []
+        if not self._thread.depth:
+            of_cell = bool(args) and is_method_of(context.fn, args[0])
+            call = CompiledCall.of(context.fn, args[0] if of_cell else None)
+            with self.silence():
+                opened = self._begin_compiled(call, args[1:] if of_cell else args, kwargs)
+        self._thread.captures.append(opened)
+        self.pause(args, kwargs)
+
+    def capture_ends(self, context: Any, *, raised: bool) -> None:
+        """Put back what was taken away, and tell of what the function returned."""
+        if not self._thread.captures:  # the first listener came while the function ran
+            return
+        self.resume()
+        with self.silence():
+            _end(self._thread.captures.pop(), None if raised else context.ret, raised=raised)
 
     def region(self, function: Callable[..., Any], args: Any, kwargs: Any, *, again: bool) -> Any:
         """Run a region that is recomputed; one of a cell that is an API is part of its call."""
@@ -185,14 +197,31 @@ class Interception:
 
     def _optimize(self, function: Callable[..., Any], cell: Any, args: Any, kwargs: Any) -> Any:
         with self.silence():
+            for one in self._listeners:
+                one.optimizer_begins(cell, args, kwargs)
             result = function(cell, *args, **kwargs)
             for one in self._listeners:
                 one.optimized(cell)
         return result
 
-    def _tell_compiled(self) -> None:
-        for one in self._listeners:
-            one.compiled()
+    def _begin_compiled(
+        self, call: CompiledCall, args: Arguments, kwargs: Keywords
+    ) -> list[tuple[Listener, object]]:
+        return [(one, one.compiled_begins(call, args, kwargs)) for one in self._listeners]
+
+
+def _end(opened: list[tuple[Listener, object]], result: object, *, raised: bool) -> None:
+    for one, token in reversed(opened):
+        one.cell_ends(token, result, raised=raised)
+
+
+def _hooks_taken_off(args: Arguments, kwargs: Keywords) -> RemovedHooks:
+    try:
+        tensors = [leaf.value for leaf in leaves_of_call(args, kwargs) if is_tensor(leaf.value)]
+        return HOOKS.take_off(tensors)
+    except Exception as error:  # the job goes on, if need be without our hooks
+        logger.debug("hooks stay on while code is compiled", exc_info=error)
+        return []
 
 
 INTERCEPTION = Interception()

@@ -15,7 +15,8 @@ from rankdump.adapters.mindspore.framework import (
     is_training_step,
     records_gradients,
 )
-from rankdump.adapters.mindspore.interception import INTERCEPTION, Arguments, Keywords, Listener
+from rankdump.adapters.mindspore.interception import INTERCEPTION
+from rankdump.adapters.mindspore.listener import Arguments, Keywords, Listener
 from rankdump.adapters.mindspore.outermost import Outermost
 from rankdump.values import Recorder
 

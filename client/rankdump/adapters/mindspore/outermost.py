@@ -6,7 +6,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from rankdump.adapters.mindspore.interception import INTERCEPTION, Arguments, Keywords, Listener
+from rankdump.adapters.mindspore.interception import INTERCEPTION
+from rankdump.adapters.mindspore.listener import Arguments, Keywords, Listener
 
 
 class _Thread(threading.local):

@@ -1,12 +1,18 @@
-"""Parameters after the step, and their gradients as the backward brings them."""
+"""Parameters after the step, and their gradients.
+
+A gradient is taken as the backward brings it. Of a backward that was compiled nothing is brought:
+its gradients are taken as it returned them, or as an optimizer outside of it was given them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from rankdump.adapters.mindspore.gradients import hook_parameter
+from rankdump.adapters.mindspore.gradient_hooks import HOOKS, Hook
+from rankdump.adapters.mindspore.gradients import hook_tensor
 from rankdump.adapters.mindspore.observing import Observer, reader_of
+from rankdump.adapters.mindspore.tensors import is_tensor
 from rankdump.contract.key import Side
 from rankdump.hook import PARAMETER, gradient_name
 
@@ -17,20 +23,34 @@ class Parameters:
     def __init__(self, model: Any, observer: Observer) -> None:
         self._model = model
         self._observer = observer
-        self._handles: list[Any] = []
+        self._hooks: list[Hook] = []
+        self._names: dict[int, str] = {}
+        self._recorded: set[str] = set()
+
+    def restart(self) -> None:
+        """Forget which gradients were handed over: an iteration begins."""
+        self._recorded.clear()
 
     def start(self) -> None:
         """Wait for gradients from now on."""
         self.stop()
         for parameter in self._model.trainable_params():
-            take = self._arrival(gradient_name(parameter.name))
-            self._handles.append(hook_parameter(parameter, take))
+            name = self._names[id(parameter)] = gradient_name(parameter.name)
+            self._hooks.append(hook_tensor(parameter, self._arrival(name)))
 
     def stop(self) -> None:
         """Wait for gradients no more."""
-        handles, self._handles = self._handles, []
-        for handle in handles:
-            handle.remove()
+        hooks, self._hooks = self._hooks, []
+        self._names = {}
+        for hook in hooks:
+            HOOKS.remove(hook)
+
+    def returned(self, gradients: Iterable[tuple[Any, Any]]) -> None:
+        """Take pairs of a parameter and its gradient, except what the iteration has already."""
+        for parameter, gradient in gradients:
+            name = self._names.get(id(parameter))
+            if name is not None and name not in self._recorded and is_tensor(gradient):
+                self._arrived(name, gradient)
 
     def finish(self) -> None:
         """Hand over all parameters as they stand."""
@@ -45,6 +65,7 @@ class Parameters:
 
     def _arrived(self, name: str, gradient: Any) -> None:
         if self._observer.armed:
+            self._recorded.add(name)
             self._lone(name, "grad", gradient, state=False)
 
     def _lone(self, name: str, argument: str, tensor: Any, *, state: bool) -> None:

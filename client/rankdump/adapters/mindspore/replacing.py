@@ -77,12 +77,20 @@ class Caller(Protocol):
         """Run a region that is recomputed; the cell is its first argument."""
         ...
 
-    def pause(self) -> None:
-        """A compiler is going to read the program."""
+    def pause(self, args: Any, kwargs: Any) -> None:
+        """A compiler is going to read the program, for a call with these arguments."""
         ...
 
     def resume(self) -> None:
         """A compiler has read the program."""
+        ...
+
+    def capture_begins(self, context: Any) -> None:
+        """A function runs, and a compiler follows it."""
+        ...
+
+    def capture_ends(self, context: Any, *, raised: bool) -> None:
+        """A function has run that a compiler followed."""
         ...
 
 
@@ -144,7 +152,7 @@ def compilers(caller: Caller) -> Replacements:
 
     @functools.wraps(enter)
     def entered(self: Any) -> Any:
-        caller.pause()
+        caller.capture_begins(self)
         return enter(self)
 
     @functools.wraps(leave)
@@ -152,7 +160,7 @@ def compilers(caller: Caller) -> Replacements:
         try:
             return leave(self, *error)
         finally:
-            caller.resume()
+            caller.capture_ends(self, raised=error[0] is not None)
 
     found.plan(BYTECODE_CAPTURE, "__enter__", entered)
     found.plan(BYTECODE_CAPTURE, "__exit__", left)
@@ -162,7 +170,7 @@ def compilers(caller: Caller) -> Replacements:
 def _compiler(caller: Caller, function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def compiling(*args: Any, **kwargs: Any) -> Any:
-        caller.pause()
+        caller.pause(args, kwargs)
         try:
             return function(*args, **kwargs)
         finally:

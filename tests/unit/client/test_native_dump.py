@@ -1,0 +1,111 @@
+"""Who dumps where MindSpore reads a configuration as well: one of the two, and it is said."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import rankdump
+from rankdump.session.native_dump import DumpTarget, native_dump_conflict, without_native_dump
+
+from .test_session import config
+
+HERE = DumpTarget("/etc/dump.json", "/data/dump")
+SAME_FILE = DumpTarget("/etc/dump.json", "/data/elsewhere")
+SAME_ROOT = DumpTarget("/etc/native.json", "/data/dump")
+OTHER = DumpTarget("/etc/native.json", "/data/native")
+
+
+@pytest.mark.parametrize(
+    ("native", "loaded", "conflicts"),
+    [
+        (HERE, True, True),
+        (SAME_FILE, True, True),
+        (SAME_ROOT, True, True),
+        (HERE, False, False),
+        (OTHER, True, False),
+        (DumpTarget(), True, False),
+    ],
+)
+def test_mindspore_dumps_what_both_were_asked_for(native, loaded, conflicts):
+    """Law: never the same twice; without MindSpore, or with trees of their own, rankdump dumps."""
+    reason = native_dump_conflict(HERE, native, mindspore_loaded=loaded)
+    assert bool(reason) == conflicts
+    assert not reason or f"`rankdump ingest {native.root} --into TREE --follow`" in reason
+
+
+@pytest.fixture
+def mindspore_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mindspore", ModuleType("mindspore"))
+
+
+@pytest.mark.usefixtures("mindspore_loaded")
+@pytest.mark.parametrize(("rank", "said"), [(0, 1), (1, 0)])
+def test_a_session_leaves_the_dump_to_mindspore_and_one_rank_says_it(tmp_path, caplog, rank, said):
+    file = config(tmp_path, path="/data/dump")
+    environ = {"MINDSPORE_DUMP_CONFIG": str(file), "RANK_ID": str(rank)}
+    assert not rankdump.Session.from_environment(environ).active
+    assert caplog.text.count("MindSpore reads MINDSPORE_DUMP_CONFIG itself") == said
+    assert caplog.text.count("RANKDUMP_CONFIG and unset MINDSPORE_DUMP_CONFIG") == said
+
+
+@pytest.mark.usefixtures("mindspore_loaded")
+@pytest.mark.parametrize("native", ["", "missing.json", "native"])
+def test_a_session_with_a_configuration_of_its_own_dumps(tmp_path, running, caplog, native):
+    """Also beside MindSpore's dump into another tree, and beside one that MindSpore refuses."""
+    (tmp_path / "native").mkdir()
+    beside = str(config(tmp_path / "native", path="/data/native"))
+    environ = {
+        "RANKDUMP_CONFIG": str(config(tmp_path, path="/data/dump")),
+        "MINDSPORE_DUMP_CONFIG": beside if native == "native" else native,
+        "RANKDUMP_AGENT": running.address,
+    }
+    with rankdump.Session.from_environment(environ) as session:
+        assert session.active
+    assert "MindSpore" not in caplog.text
+
+
+def test_a_job_without_mindspore_may_name_its_plan_in_either_variable(tmp_path, running):
+    """With any other framework nobody else reads it."""
+    environ = {
+        "MINDSPORE_DUMP_CONFIG": str(config(tmp_path)),
+        "RANKDUMP_AGENT": running.address,
+    }
+    with rankdump.Session.from_environment(environ) as session:
+        assert session.active
+
+
+def _environ(tmp_path: Path, native: Path | str) -> dict[str, str]:
+    return {
+        "RANKDUMP_CONFIG": str(config(tmp_path, path="/data/dump")),
+        "MINDSPORE_DUMP_CONFIG": str(native),
+        "PATH": "/bin",
+    }
+
+
+@pytest.mark.parametrize("root", ["/data/dump", "/data/output"])
+def test_the_variable_is_taken_away_where_it_names_the_same(tmp_path, root):
+    """By the same file, whatever RANKDUMP_OUTPUT says; a link to it is the same."""
+    link = tmp_path / "link.json"
+    link.symlink_to(tmp_path / "data_dump.json")
+    environ = _environ(tmp_path, link) | {"RANKDUMP_OUTPUT": root}
+    assert without_native_dump(environ, root) == {
+        name: text for name, text in environ.items() if name != "MINDSPORE_DUMP_CONFIG"
+    }
+
+
+def test_the_variable_stays_where_it_names_a_dump_of_its_own(tmp_path):
+    (tmp_path / "native").mkdir()
+    environ = _environ(tmp_path, config(tmp_path / "native", path="/data/native"))
+    assert without_native_dump(environ, "/data/dump") == environ
+
+
+def test_an_acl_dump_stays_one(tmp_path):
+    """MS_ACL_DUMP_CFG_PATH asks for one by naming the configuration as the variable spells it."""
+    own = tmp_path / "data_dump.json"
+    spelt = f"{tmp_path}/./data_dump.json"
+    environ = _environ(tmp_path, spelt) | {"MS_ACL_DUMP_CFG_PATH": spelt}
+    assert without_native_dump(environ, "/data/dump")["MS_ACL_DUMP_CFG_PATH"] == str(own)
