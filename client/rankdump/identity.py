@@ -9,13 +9,13 @@ import sys
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from rankdump.contract.errors import ConfigError
 from rankdump.contract.exchange import SessionRequest
 from rankdump.contract.timeouts import VARIABLES
+from rankdump.job_id import job_id_of, launcher_of, spans_hosts
 
-DEFAULT_AGENT = "unix:/run/rankdump/agent.sock"
-"""Where the agent of a host answers unless RANKDUMP_AGENT says otherwise."""
 WARNED_VARIABLE = "RANKDUMP_WARNED"
 """Names the configuration whose warnings were said before the job began."""
 
@@ -27,7 +27,6 @@ _WORLD_SIZE = ("WORLD_SIZE", "RANK_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS"
 _DEVICE = ("DEVICE_ID", "LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
 _MAX_TEXT = 256
 _SECRET_BYTES = 32
-_JOB = ("RANKDUMP_JOB_ID", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,19 +38,42 @@ class Identity:
     device: int = 0
     """Local device id, the one support_device speaks of."""
     job_id: str = "job"
+    spans_hosts: bool = False
+    """Whether the job may have ranks on other hosts."""
 
 
-def identify(environ: Mapping[str, str]) -> Identity:
-    """Read the place from the launcher's variables; ConfigError when one is not a number."""
+def identify(environ: Mapping[str, str], tree: str) -> Identity:
+    """Return the place of this process in the job that dumps into `tree`.
+
+    It comes from the launcher's variables, else from torch's process group where there is one.
+    ConfigError when a variable is not a number.
+    """
     rank = _number(environ, _RANK, 0)
-    job = next((environ[name] for name in _JOB if environ.get(name)), "job")
+    # A lone RANK_ID without a size is common; a rank is always inside its world.
+    size = max(_number(environ, _WORLD_SIZE, 1), rank + 1)
+    if size == 1:
+        rank, size = process_group() or (rank, size)
     return Identity(
         rank=rank,
-        # A lone RANK_ID without a size is common; a rank is always inside its world.
-        world_size=max(_number(environ, _WORLD_SIZE, 1), rank + 1),
+        world_size=size,
         device=_number(environ, _DEVICE, 0),
-        job_id=job,
+        job_id=job_id_of(
+            environ,
+            world_size=size,
+            tree=tree,
+            launcher=launcher_of(environ, world_size=size),
+            host=socket.gethostname(),
+        ),
+        spans_hosts=spans_hosts(environ, world_size=size),
     )
+
+
+def process_group() -> tuple[int, int] | None:
+    """Return rank and size of torch's default process group; None where there is none yet."""
+    group = sys.modules.get("torch.distributed")
+    if group is None or not (group.is_available() and group.is_initialized()):
+        return None
+    return group.get_rank(), group.get_world_size()
 
 
 def limits_in(environ: Mapping[str, str]) -> dict[str, str]:
@@ -96,8 +118,17 @@ def introduction(identity: Identity, *, plan_json: bytes, config_source: bytes) 
 
 def _framework() -> tuple[str, str]:
     """Return the framework that is loaded, with its version, and what it computes on."""
-    torch = sys.modules.get("torch")
-    version = getattr(torch, "__version__", None)
-    if torch is None or version is None:  # a folder of that name is a module, too
-        return "numpy", "CPU"
-    return f"torch {version}", "GPU" if torch.cuda.is_available() else "CPU"
+    for name, device_of in (("torch", _torch_device), ("mindspore", _mindspore_device)):
+        module = sys.modules.get(name)
+        version = getattr(module, "__version__", None)
+        if module is not None and version is not None:  # a folder of that name is a module, too
+            return f"{name} {version}", device_of(module)
+    return "numpy", "CPU"
+
+
+def _torch_device(torch: Any) -> str:
+    return "GPU" if torch.cuda.is_available() else "CPU"
+
+
+def _mindspore_device(mindspore: Any) -> str:
+    return str(mindspore.get_context("device_target"))

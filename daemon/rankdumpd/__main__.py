@@ -1,8 +1,26 @@
-"""Makes `python -m rankdumpd` the command `rankdumpd`."""
+"""Entry point of `rankdumpd`; says in one line what is missing when its extra is not installed."""
 
 from __future__ import annotations
 
-from rankdumpd.main import main
+import sys
+
+_EXTRA = ("click", "cryptography", "grpc_health", "grpc_reflection", "prometheus_client", "tomli")
+
+
+def run() -> None:
+    """Run the command line and end the process with its code."""
+    try:
+        from rankdumpd.main import main
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] not in _EXTRA:
+            raise
+        sys.stderr.write(
+            f"rankdumpd: module {error.name} is missing; install it with: "
+            "pip install 'rankdump[daemon]'\n"
+        )
+        sys.exit(2)
+    main(prog_name="rankdumpd")
+
 
 if __name__ == "__main__":
-    main(prog_name="rankdumpd")
+    run()

@@ -11,10 +11,10 @@ from typing import Protocol
 
 import grpc
 
+from rankdump.contract.addresses import is_loopback
 from rankdump.contract.errors import ConfigError
 from rankdump.contract.room import MetricSample
 from rankdump.wire import views
-from rankdump.wire.channel import is_loopback
 from rankdump.wire.v1 import metrics_pb2, metrics_pb2_grpc
 from rankdumpd import lifecycle
 from rankdumpd.audit import Audit

@@ -19,6 +19,7 @@ from rankdumpd.signals import Signals, Wish
 
 _log = logging.getLogger(__name__)
 _GRACE_S = 1.0
+_USE_POLL_S = 0.2
 _START_S = 3600.0
 """Longest start for which the service manager is asked to wait."""
 _EXIT_FAILED = 1
@@ -98,13 +99,18 @@ def run(
     return life.end(drains=True)
 
 
-def stop_at_end_of(descriptor: int) -> None:
-    """Ask this process to stop when that file ends: who started it is gone, however it went."""
+def stop_at_end_of(descriptor: int, *, still_used: Callable[[], bool] = lambda: False) -> None:
+    """Ask this process to stop when that file has ended and it is no longer used.
+
+    The end means that who started the process is gone, however that ended.
+    """
 
     def wait() -> None:
         # Not through a buffered file: its lock, held by this thread, would abort the exit.
         while os.read(descriptor, 4096):
             pass
+        while still_used():
+            time.sleep(_USE_POLL_S)
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=wait, name="rankdumpd-lifeline", daemon=True).start()

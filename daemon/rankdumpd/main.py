@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from rankdump.codec import CODECS
+from rankdump.contract.daemon_folder import DaemonFolder
 from rankdump.contract.errors import ConfigError, RankdumpError
 from rankdumpd import lifecycle, logs, machine
 from rankdumpd.certs.command import certs
@@ -18,7 +19,13 @@ from rankdumpd.ingest.command import take_over
 from rankdumpd.leash import Leash
 from rankdumpd.lifecycle import Reread
 from rankdumpd.rebuild.command import rebuild as rebuilt
-from rankdumpd.serving import ingest_task, serve_agent, serve_both, serve_coordinator
+from rankdumpd.serving import (
+    ingest_task,
+    serve_agent,
+    serve_both,
+    serve_coordinator,
+    serve_embedded,
+)
 from rankdumpd.settings import AgentSettings, Settings, load
 
 _EXIT_FAILED = 1
@@ -71,29 +78,36 @@ def coordinator(config: Path | None, check_config: bool) -> None:
 @click.option("--socket", type=click.Path(path_type=Path), help="Unix socket to listen on.")
 @click.option("--state-dir", type=click.Path(path_type=Path), help="Folder of the ledger.")
 @_workers
-@click.option("--until-eof", is_flag=True, help="Stop when standard input ends.")
+# How a job or `rankdump run` brings a daemon along, and that the job spans other hosts.
+@click.option("--embedded", metavar="FOLDER", type=click.Path(path_type=Path), hidden=True)
+@click.option("--no-coordinator", is_flag=True, hidden=True)
 def standalone(
     config: Path | None,
     check_config: bool,
     socket: Path | None,
     state_dir: Path | None,
     workers: int | None,
-    until_eof: bool,
+    embedded: Path | None,
+    no_coordinator: bool,
 ) -> None:
     """Be agent and coordinator of one host on one socket."""
+    folder = DaemonFolder(embedded) if embedded else None
+    if folder:
+        socket, state_dir = folder.socket, folder.state
 
     def changed(settings: Settings) -> Settings:
         agent = _with_workers(settings.agent, workers)
         listen = f"unix:{socket.absolute()}" if socket else agent.listen
         state = str(state_dir.absolute()) if state_dir else agent.state_dir
-        agent = dataclasses.replace(agent, listen=listen, coordinator=listen, state_dir=state)
+        merges = agent.coordinator if no_coordinator else listen
+        agent = dataclasses.replace(agent, listen=listen, coordinator=merges, state_dir=state)
         coordinator = dataclasses.replace(settings.coordinator, state_dir=state)
         return dataclasses.replace(settings, agent=agent, coordinator=coordinator)
 
     def serve(settings: Settings, reread: Reread) -> int:
-        if until_eof:
-            lifecycle.stop_at_end_of(sys.stdin.fileno())
-        return serve_both(settings, reread, ends_with_job=until_eof)
+        if folder is None:
+            return serve_both(settings, reread)
+        return serve_embedded(settings, reread, folder, merges=not no_coordinator)
 
     _execute(config, check_config, serve, changed)
 

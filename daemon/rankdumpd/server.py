@@ -16,8 +16,8 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from rankdump.contract.addresses import is_loopback
 from rankdump.contract.errors import ConfigError
-from rankdump.wire.channel import is_loopback
 from rankdumpd.gate import Gate
 from rankdumpd.tls import Certificates
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 from rankdump.contract import roots
+from rankdump.contract.daemon_folder import DaemonFolder
 from rankdump.contract.errors import ConfigError, RefusedError
 from rankdump.wire.channel import Credentials
 from rankdumpd import activation, lifecycle, machine
@@ -137,15 +139,53 @@ def serve_coordinator(settings: Settings, reread: Reread) -> int:
         return lifecycle.run((coordinator, *page), server, settings=settings, reread=reread)
 
 
-def serve_both(settings: Settings, reread: Reread, *, ends_with_job: bool) -> int:
+def serve_both(settings: Settings, reread: Reread) -> int:
     """Be both on one address until a signal; return the exit status."""
-    ingest = _ingest(settings.agent)
     meters = Meters()
     with _audited(settings) as audit:
         agent = _agent(settings, meters, audit)
-        coordinator = Coordinator(settings.coordinator, ends_with_job=ends_with_job, meters=meters)
-        metrics, page = measured(settings, meters, agent, coordinator, audit=audit)
-        services = (agent, coordinator, metrics)
-        server = _door(settings, settings.agent.listen, services, meters, audit)
-        rooms = (agent, *ingest, coordinator, *page)
-        return lifecycle.run(rooms, server, settings=settings, reread=reread)
+        coordinator = Coordinator(settings.coordinator, meters=meters)
+        return _serve_host(settings, reread, meters, audit, (agent, coordinator))
+
+
+def serve_embedded(
+    settings: Settings, reread: Reread, folder: DaemonFolder, *, merges: bool
+) -> int:
+    """Serve one job in a folder of its own until standard input has ended and no rank is connected.
+
+    The folder is removed then, unless somebody uses it again. Without `merges` it is an agent
+    alone. Return the exit status.
+    """
+    meters = Meters()
+    with _audited(settings) as audit:
+        agent = _agent(settings, meters, audit)
+        coordinator = Coordinator(settings.coordinator, ends_with_job=True, meters=meters)
+        parts = (agent, coordinator) if merges else (agent,)
+        lifecycle.stop_at_end_of(sys.stdin.fileno(), still_used=lambda: _has_ranks(agent))
+        status = _serve_host(settings, reread, meters, audit, parts)
+    folder.clear_unused(keep_log=status != 0, by_daemon=True)
+    return status
+
+
+def _serve_host(
+    settings: Settings,
+    reread: Reread,
+    meters: Meters,
+    audit: Audit | None,
+    parts: Sequence[Agent | Front | Coordinator],
+) -> int:
+    """Serve on the agent's address, with whatever of agent and coordinator there is."""
+    metrics, page = measured(settings, meters, *parts, audit=audit)
+    server = _door(settings, settings.agent.listen, (*parts, metrics), meters, audit)
+    agent, *others = parts
+    rooms = (agent, *_ingest(settings.agent), *others, *page)
+    return lifecycle.run(rooms, server, settings=settings, reread=reread)
+
+
+def _has_ranks(agent: Agent | Front) -> bool:
+    """Return whether a rank is connected."""
+    return any(
+        sample.value
+        for sample in agent.samples()
+        if sample.name == "rankdump_agent_sessions" and sample.labels["state"] == "open"
+    )

@@ -9,13 +9,14 @@ import re
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from rankdump.embedded.sharing import _leashed
+from rankdump.contract.daemon_folder import DaemonFolder
 
 GOLDEN = Path(__file__).parents[3] / "shared" / "golden" / "troubleshooter"
 JOB = Path(__file__).parent / "jobs" / "api_calls.py"
@@ -153,8 +154,8 @@ def test_a_script_that_dies_keeps_what_was_dumped(
     process = started([{"init": init, "end": how}], socket_folder)
     assert ended(process)[0] == code
     folder = next(socket_folder.glob("rankdump*"), None)
-    while folder is not None and _leashed(folder):
-        pass
+    while folder is not None and DaemonFolder(folder).has_daemon:
+        time.sleep(0.01)
     tree = tmp_path / "dump"
     assert [line[1] for line in lines(tree)].count(0) == 74
     names = {line[0] for line in lines(tree) if line[1] == 1}

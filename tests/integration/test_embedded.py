@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from rankdump.contract.daemon_folder import DaemonFolder
 from rankdump.contract.errors import UnavailableError
 from rankdump.embedded import Lease, serving
-from rankdump.embedded.sharing import _leashed
 
 RANK = """
 import sys
@@ -23,6 +26,31 @@ sys.stdin.read()
 lease.close()
 print("left", flush=True)
 """
+
+
+def wait_for(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come true"
+        time.sleep(0.01)
+
+
+def daemon_in(folder: Path) -> int:
+    """Return the process of the daemon that works in a folder."""
+    for link in Path("/proc").glob("[0-9]*/cwd"):
+        with contextlib.suppress(OSError):
+            if link.readlink() == folder:
+                return int(link.parent.name)
+    raise AssertionError(f"no daemon in {folder}")
+
+
+def daemon_of_a_user(folder: Path) -> bool:
+    """Return whether somebody has a share in the daemon of a folder."""
+    users = os.open(folder / "users", os.O_RDWR)
+    try:
+        return not DaemonFolder(folder).is_only_user(users)
+    finally:
+        os.close(users)
 
 
 class Rank:
@@ -57,26 +85,54 @@ def test_ranks_share_one_daemon_until_the_last_is_gone(socket_folder: Path):
     assert list(socket_folder.iterdir()) == []
 
 
-def test_killed_ranks_leave_nothing_that_stays(socket_folder: Path):
-    """The daemon drains and ends by itself; the next one clears its folder away."""
+def test_killed_ranks_leave_nothing(socket_folder: Path):
+    """The daemon drains, ends and clears its folder away by itself."""
     rank = Rank(socket_folder)
-    address = rank.address()
-    folder = Path(address.removeprefix("unix:")).parent
+    folder = Path(rank.address().removeprefix("unix:")).parent
     rank.process.send_signal(signal.SIGKILL)
     rank.process.communicate(timeout=60)
-    log = folder / "rankdumpd.log"
-    while _leashed(folder):
-        assert log.exists()
-    assert log.read_text().rstrip().endswith("stopped")
-    lease = Lease("another", socket_folder)
-    assert not folder.exists()
+    wait_for(lambda: not folder.exists())
+    assert list(socket_folder.iterdir()) == []
+
+
+def test_what_was_killed_with_its_daemon_is_cleared_by_the_next(socket_folder: Path):
+    rank = Rank(socket_folder)
+    folder = DaemonFolder(Path(rank.address().removeprefix("unix:")).parent)
+    daemon = daemon_in(folder.path)
+    # The daemon first: it would clear its folder away.
+    os.kill(daemon, signal.SIGKILL)
+    rank.process.send_signal(signal.SIGKILL)
+    rank.process.communicate(timeout=60)
+    wait_for(lambda: not folder.has_daemon)
+    assert folder.path.exists()
+    lease = Lease("another", root=socket_folder)
+    assert not folder.path.exists()
     lease.close()
+    assert list(socket_folder.iterdir()) == []
+
+
+def test_ranks_that_come_while_the_daemon_ends_get_another(socket_folder: Path):
+    """A launcher that kills its ranks starts them again at once, with the same job's name."""
+    rank = Rank(socket_folder)
+    folder = Path(rank.address().removeprefix("unix:")).parent
+    daemon = daemon_in(folder)
+    os.kill(daemon, signal.SIGSTOP)
+    rank.process.send_signal(signal.SIGKILL)
+    rank.process.communicate(timeout=60)
+    again = Rank(socket_folder)
+    wait_for(lambda: daemon_of_a_user(folder))
+    os.kill(daemon, signal.SIGKILL)
+    address = again.address()
+    assert Path(address.removeprefix("unix:")).parent == folder
+    assert serving(address)
+    assert daemon_in(folder) != daemon
+    again.leave()
     assert list(socket_folder.iterdir()) == []
 
 
 def test_a_fork_has_no_share(socket_folder: Path):
     """A worker that outlives its rank does not keep the daemon."""
-    lease = Lease("job", socket_folder)
+    lease = Lease("job", root=socket_folder)
     reader, writer = os.pipe()
     child = os.fork()
     if not child:
@@ -93,8 +149,9 @@ def test_a_fork_has_no_share(socket_folder: Path):
 def test_one_that_cannot_start_says_why(socket_folder: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("RANKDUMPD_AGENT__QUEUE_BYTES", "many")
     with pytest.raises(UnavailableError, match=r"ended before it served.*QUEUE_BYTES"):
-        Lease("job", socket_folder)
-    assert list(socket_folder.iterdir()) == []
+        Lease("job", root=socket_folder)
+    (kept,) = socket_folder.glob("*/*")
+    assert "QUEUE_BYTES" in kept.read_text()
 
 
 def test_a_folder_of_somebody_else_is_not_used(socket_folder: Path):
@@ -104,10 +161,10 @@ def test_a_folder_of_somebody_else_is_not_used(socket_folder: Path):
     elsewhere.mkdir()
     link.symlink_to(elsewhere)
     with pytest.raises(UnavailableError, match="somebody else's"):
-        Lease("job", socket_folder)
+        Lease("job", root=socket_folder)
     link.unlink()
     link.mkdir(mode=0o777)
     link.chmod(0o777)
     with pytest.raises(UnavailableError, match="somebody else's"):
-        Lease("job", socket_folder)
+        Lease("job", root=socket_folder)
     assert list(elsewhere.iterdir()) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -61,6 +62,22 @@ def start(tmp_path, socket_folder):
     return started
 
 
+LONG_JOB = """
+import pathlib, sys, time
+import numpy as np
+import rankdump
+session = rankdump.Session.from_environment()
+session.step(0)
+session.dump("Op", "Default/Op-op0", "output", 0, np.ones(2))
+session.step(1)
+session.dump("Op", "Default/Op-op0", "output", 0, np.zeros(2))
+ready, go = map(pathlib.Path, sys.argv[1:])
+ready.touch()
+while not go.exists():
+    time.sleep(0.05)
+"""
+
+
 def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     out, err = process.communicate(timeout=100)
     return process.returncode, out, err
@@ -96,7 +113,10 @@ def test_the_exit_code_is_the_jobs(config, start):
 
 @pytest.mark.parametrize(
     ("script", "code", "cause"),
-    [("pass", 0, "never called rankdump.attach"), ("raise SystemExit(9)", 9, "code 9 before")],
+    [
+        ("pass", 0, "never opened a session (rankdump.attach, "),
+        ("raise SystemExit(9)", 9, "code 9 before"),
+    ],
 )
 def test_nobody_connected_is_said(config, start, script, code, cause):
     """An empty dump names its likely cause."""
@@ -141,8 +161,8 @@ def test_a_daemon_that_cannot_start_is_code_three(config, start, tmp_path):
     assert code == 3
     assert "QUEUE_BYTES" in err
     assert not marker.exists()
-    log = next(line for line in err.splitlines() if line.startswith("daemon log: "))
-    assert "QUEUE_BYTES" in Path(log.removeprefix("daemon log: ")).read_text()
+    (log,) = re.findall("its log: (.*)", err)
+    assert "QUEUE_BYTES" in Path(log).read_text()
 
 
 def until(condition, timeout_s=60.0):
@@ -211,23 +231,38 @@ def test_a_killed_daemon_does_not_fail_the_job(config, start, tmp_path):
     assert ["0", "2/2", "4"] in [line.split()[:3] for line in err.splitlines()]
 
 
-def test_the_daemon_does_not_outlive_a_killed_command(config, start, socket_folder):
-    """kill -9 on `rankdump run` itself leaves no process behind."""
+def test_a_killed_command_leaves_no_daemon_and_no_shared_memory(config, start, socket_folder):
+    """kill -9 on `rankdump run` itself, in a job in which nobody has connected."""
     process = start(config, "sleep", "600")
-    deadline = time.monotonic() + 60
-    while not (found := list(socket_folder.glob("*/agent.sock"))):
-        assert time.monotonic() < deadline, "the daemon did not come up"
-        time.sleep(0.05)
+    until(lambda: list(socket_folder.glob("*/agent.sock")))
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     process.kill()
     process.wait(60)
-    while found[0].exists():
-        assert time.monotonic() < deadline + 60, "the daemon still serves"
-        time.sleep(0.05)
+    until(lambda: not list(socket_folder.iterdir()))
     for child in children:  # the job is the user's: only the daemon is ours to end
         with contextlib.suppress(ProcessLookupError):
             os.kill(int(child), signal.SIGTERM)
     process.communicate(timeout=60)
+
+
+def test_a_job_that_outlives_a_killed_command_is_dumped_to_its_end(
+    config, start, tmp_path, socket_folder
+):
+    """Its daemon stays until the last rank has left, then clears its folder away."""
+    ready, go = tmp_path / "ready", tmp_path / "go"
+    process = start(config, sys.executable, "-c", LONG_JOB, ready, go)
+    until(ready.exists)
+    process.kill()
+    process.wait(60)
+    assert list(socket_folder.iterdir())
+    go.touch()
+    process.communicate(timeout=60)
+    until(lambda: not list(socket_folder.iterdir()))
+    found = status(tmp_path / "tree")
+    assert [(i.iteration, i.stored, i.complete) for i in found.iterations] == [
+        (0, 1, True),
+        (1, 1, True),
+    ]
 
 
 def test_an_acl_file_that_enables_nothing(start, tmp_path):
@@ -238,3 +273,15 @@ def test_an_acl_file_that_enables_nothing(start, tmp_path):
     assert code == 0
     assert "rankdump: warning: dump: {} enables nothing" in err
     assert "no rank connected: the configuration enables nothing" in err
+
+
+def test_the_job_is_not_told_to_dump_by_itself_as_well(config, start, tmp_path):
+    """MindSpore would dump what MINDSPORE_DUMP_CONFIG names; a dump of its own stays."""
+    shown = "import os; print(os.environ.get('MINDSPORE_DUMP_CONFIG'))"
+    other = tmp_path / "native.json"
+    other.write_text(config.read_text().replace("/nowhere/unless/overridden", "/nowhere/else"))
+    for named, expected in ((config, "None"), (other, str(other))):
+        process = start(config, sys.executable, "-c", shown, MINDSPORE_DUMP_CONFIG=str(named))
+        _, out, err = ended(process)
+        assert out.strip() == expected
+        assert ("the command runs without MINDSPORE_DUMP_CONFIG" in err) == (named == config)

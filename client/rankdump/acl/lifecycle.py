@@ -19,8 +19,9 @@ from rankdump.contract import dialect
 from rankdump.contract.dialect.notes import Notes
 from rankdump.contract.errors import ConfigError
 from rankdump.contract.plan import DumpPlan
-from rankdump.identity import DEFAULT_AGENT, Identity, identify
+from rankdump.identity import Identity, identify
 from rankdump.session import Session, default
+from rankdump.session.agent import AgentAddress, AgentFinder, finder
 from rankdump.session.counting import CallSession
 from rankdump.session.plans import STARTED_FORM, STARTED_VARIABLE
 
@@ -46,6 +47,7 @@ class _Dump:
     plan: DumpPlan
     source: bytes
     identity: Identity
+    agent: AgentAddress
     session: Session | None = field(default=None)
     """Made when the first model is attached."""
 
@@ -86,8 +88,10 @@ class LifeCycle:
         self,
         environ: Mapping[str, str] | None = None,
         clock: Callable[[], float] = time.time,
+        agents: AgentFinder = finder,
     ) -> None:
-        """`environ` is the process's own by default."""
+        """`environ` is the process's own by default, and so are `agents`."""
+        self._agents = agents
         self.lock = threading.RLock()
         self._environ = os.environ if environ is None else environ
         self._clock = clock
@@ -132,6 +136,9 @@ class LifeCycle:
         errors = [error for dump in dumps if (error := _closed(dump.session)) is not None]
         if errors:
             raise errors[0]
+        undelivered = sum(dump.session.undelivered for dump in dumps if dump.session)
+        if undelivered:
+            raise _FaultError(INTERNAL, f"{undelivered} tensors did not reach an agent")
 
     def _read(self, path: Path) -> _Dump:
         file, notes = str(path), Notes()
@@ -141,7 +148,12 @@ class LifeCycle:
             BAD_CONFIGURATION,
             lambda: dialect.acl_plan(body, file=file, environ=self._environ, notes=notes),
         )
-        return _Dump(plan, source, identify(self._environ))
+        agent = AgentAddress("")
+        if plan.enabled:
+            agent = self._agents.find(self._environ, embedded=plan.delivery.embedded)
+        if agent.missing:
+            raise _FaultError(INTERNAL, f"nothing can be dumped: {agent.missing}")
+        return _Dump(plan, source, identify(self._environ, plan.output.root), agent)
 
     def _session(self) -> Session:
         """Return the session of what was set last."""
@@ -166,7 +178,7 @@ class LifeCycle:
             self._timed(dump.plan),
             config_source=dump.source,
             identity=identity,
-            agent=self._environ.get("RANKDUMP_AGENT") or DEFAULT_AGENT,
+            agent=dump.agent,
             environ=self._environ,
         )
         # One model, one number, as long as the process lives: what is said of it stands in files.

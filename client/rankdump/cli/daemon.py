@@ -1,63 +1,31 @@
-"""The daemon that lives as long as one command: started, waited for, stopped, cleaned up."""
+"""The daemon that lives as long as one command: started, waited for, stopped, cleared away."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
 
 import click
 
-from rankdump.embedded import Daemon
-from rankdump.embedded.process import stop, temp_root
-
-
-@dataclass(frozen=True, slots=True)
-class Running:
-    """A daemon that runs."""
-
-    daemon: Daemon
-    process: subprocess.Popen[bytes]
-
-    @property
-    def address(self) -> str:
-        """Where agent and coordinator answer."""
-        return self.daemon.address
+from rankdump.contract.errors import UnavailableError
+from rankdump.embedded import Lease
 
 
 @contextmanager
-def embedded_daemon(*, keep_log: bool) -> Generator[Running, None, None]:
+def embedded_daemon(job_id: str, *, keep_log: bool) -> Generator[Lease, None, None]:
     """Run a daemon for the length of a block; UnavailableError says why it did not start.
 
     Its log stays behind when asked for, or when the daemon failed.
     """
-    daemon = Daemon(Path(tempfile.mkdtemp(prefix="rankdump-", dir=temp_root())))
-    failed = True
+    lease = Lease(job_id)
+    fault = ""
     try:
-        # Nothing is ever written: the pipe breaks when this process ends, however it ends.
-        reader, leash = os.pipe()
-        try:
-            process = daemon.start(reader)
-        finally:
-            os.close(reader)
-        try:
-            daemon.wait_until_serving(lambda: process.poll() is None)
-            yield Running(daemon, process)
-        finally:
-            failed = stop(process) != 0
-            os.close(leash)
-            if failed:
-                click.echo(f"rankdump: the daemon {_how_it_ended(daemon, process)}", err=True)
+        if not lease.serves:
+            raise UnavailableError(f"the embedded daemon does not serve yet; its log: {lease.log}")
+        yield lease
     finally:
-        if daemon.clean_up(keep_log=keep_log or failed):
-            click.echo(f"daemon log: {daemon.log}", err=True)
-
-
-def _how_it_ended(daemon: Daemon, process: subprocess.Popen[bytes]) -> str:
-    code = process.returncode
-    how = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
-    return f"{how}; its last words: {daemon.last_words}"
+        fault = lease.close(keep_log=keep_log)
+        if fault:
+            click.echo(f"rankdump: {fault}", err=True)
+        if lease.log.exists():
+            click.echo(f"daemon log: {lease.log}", err=True)

@@ -23,6 +23,6 @@ def main() -> None:
             raise
         sys.stderr.write(
             f"rankdump: module {error.name} is missing; install it with: "
-            "pip install 'rankdump[daemon]'\n"
+            "pip install 'rankdump[cli]'\n"
         )
         sys.exit(2)

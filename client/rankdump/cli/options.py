@@ -10,10 +10,10 @@ from pathlib import Path
 
 import click
 
+from rankdump.contract.addresses import DEFAULT_AGENT
 from rankdump.contract.dialect.iterations import parse_iterations
 from rankdump.contract.key import Side
 from rankdump.contract.plan import Iterations
-from rankdump.identity import DEFAULT_AGENT
 from rankdump.reader import Query
 from rankdump.wire.channel import Credentials, credentials_in
 

@@ -12,7 +12,7 @@ import click
 
 from rankdump import reader
 from rankdump.cli.ask import agent_status, drain
-from rankdump.cli.daemon import Running, embedded_daemon
+from rankdump.cli.daemon import embedded_daemon
 from rankdump.cli.fitting import check_fit
 from rankdump.cli.job import NOT_EXECUTABLE, NOT_FOUND, ending_orderly, run_job
 from rankdump.cli.job_view import finding_lines, urgent_lines
@@ -24,7 +24,9 @@ from rankdump.contract import dialect
 from rankdump.contract.errors import DamagedError, RankdumpError
 from rankdump.contract.plan import DumpPlan
 from rankdump.contract.status import StatusView
+from rankdump.embedded import Lease
 from rankdump.identity import WARNED_VARIABLE
+from rankdump.session.native_dump import NATIVE_VARIABLE, without_native_dump
 from rankdump.session.plans import STARTED_FORM, STARTED_VARIABLE
 
 _CONFIG_NAMES = ("RANKDUMP_CONFIG", "MINDSPORE_DUMP_CONFIG")
@@ -69,20 +71,30 @@ def run(
     if "RANKDUMP_CONFIG" in environ:
         plan, _ = dialect.load(Path(environ["RANKDUMP_CONFIG"]), environ)
         say((f"rankdump: warning: {text}" for text in plan.warnings), err=True)
+        environ = _without_native_dump(environ, plan)
     if require_fit:
         fault = _unfit(plan, observed)
         if fault:
             say([f"rankdump: {fault}"], err=True)
             return 1
     job_id = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{os.getpid()}"
-    with ending_orderly(), embedded_daemon(keep_log=keep_daemon_log) as daemon:
+    with ending_orderly(), embedded_daemon(job_id, keep_log=keep_daemon_log) as daemon:
         code = run_job(command, _armed(environ, daemon.address, job_id))
         view = _collected(daemon, plan)
-        died = daemon.process.poll() is not None
+        died = not daemon.alive
     _summarise(view, plan, code, daemon_died=died)
     for root in _roots(plan, view):
         say(_oddities(root, job_id), err=True)
     return code
+
+
+def _without_native_dump(environ: Mapping[str, str], plan: DumpPlan) -> dict[str, str]:
+    """Return the environment of a job that rankdump alone dumps, and say what is left out of it."""
+    found = without_native_dump(environ, plan.output.root)
+    if NATIVE_VARIABLE in environ and NATIVE_VARIABLE not in found:
+        text = f"the command runs without {NATIVE_VARIABLE}: MindSpore would dump the same again"
+        say([f"rankdump: {text}"], err=True)
+    return found
 
 
 def _unfit(plan: DumpPlan | None, observed: Path | None) -> str:
@@ -118,7 +130,7 @@ def _roots(plan: DumpPlan | None, view: StatusView) -> tuple[str, ...]:
     return view.roots if plan is None else (plan.output.root,)
 
 
-def _collected(daemon: Running, plan: DumpPlan | None) -> StatusView:
+def _collected(daemon: Lease, plan: DumpPlan | None) -> StatusView:
     """Return what the daemon knows once it has written everything; the tree's word if it died."""
     try:
         left = drain(daemon.address, timeout_s=_DRAIN_TIMEOUT_S)
@@ -173,8 +185,9 @@ def _likely_cause(code: int, plan: DumpPlan | None) -> str:
     if not plan.enabled:
         return "the configuration enables nothing"
     if code:
-        return f"the command ended with code {code} before any rank called rankdump.attach"
+        return f"the command ended with code {code} before any rank opened a session"
     return (
-        "the command never called rankdump.attach(model), or its ranks run where "
-        "RANKDUMP_AGENT is not passed on, such as on another host or in a container"
+        "the command never opened a session (rankdump.attach, rankdump.Session, rankdump.acl), or "
+        "its ranks run where RANKDUMP_AGENT is not passed on, such as on another host or in a "
+        "container"
     )

@@ -35,6 +35,8 @@ class FindingKind(str, Enum):
     """Events came after their iteration was published, and are not in the order."""
     UNPUBLISHED = "unpublished"
     """The order of an iteration could not be written."""
+    TWO_TREES = "two_trees"
+    """Ranks of one job dump into different trees: its order is in one of them."""
 
 
 @dataclass(frozen=True, slots=True)

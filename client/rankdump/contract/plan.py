@@ -179,6 +179,8 @@ class Delivery:
     """Raise into the training script instead of counting a loss."""
     shared_memory: bool = True
     """Whether tensors go through the agent's shared memory where it offers some."""
+    embedded: bool = True
+    """Whether a job without any agent brings one along."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -171,6 +171,8 @@ def _delivery(body: dict[str, Any]) -> Delivery:
         durability=_one_of(Durability, body["durability"]),
         strict=bool(body["strict"]),
         shared_memory=bool(body["shared_memory"]),
+        # Older clients do not say it, and no agent needs it.
+        embedded=bool(body.get("embedded", True)),
     )
 
 

@@ -1,22 +1,20 @@
-"""The process of an embedded daemon: started in a folder of its own, waited for, stopped."""
+"""Process of an embedded daemon: started in a folder of its own, waited for, stopped."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import grpc
 
+from rankdump.contract.daemon_folder import DaemonFolder
 from rankdump.contract.errors import UnavailableError
 from rankdump.wire.channel import connect
 
@@ -33,76 +31,49 @@ _ON_ANY_DISK = {
 """Who starts a dump by hand sees how full the disk is: no share of it is kept free for others."""
 _SERVING = b"\x08\x01"
 """`SERVING` as gRPC's health service answers it."""
+_NEEDED = ("rankdumpd", "click", "cryptography", "grpc_health", "prometheus_client")
+"""Modules without which no daemon starts; the extra `daemon` brings them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Daemon:
-    """A daemon's private folder, whether it runs or not."""
+def address_of(folder: DaemonFolder) -> str:
+    """Return where agent and coordinator of a folder's daemon answer."""
+    return f"unix:{folder.socket}"
 
-    folder: Path
 
-    @property
-    def address(self) -> str:
-        """Where agent and coordinator answer."""
-        return f"unix:{self._socket}"
+def start(folder: DaemonFolder, leash: int, *, merges: bool) -> subprocess.Popen[bytes]:
+    """Start a daemon; it drains and ends when the file `leash`, a descriptor, ends.
 
-    @property
-    def log(self) -> Path:
-        """What the daemon says."""
-        return self.folder / "rankdumpd.log"
+    Without `merges` it is an agent alone: it sees the ranks of one host, and the job has more.
+    """
+    command = [sys.executable, "-m", "rankdumpd", "standalone", "--embedded", str(folder.path)]
+    command += [] if merges else ["--no-coordinator"]
+    with folder.log.open("wb") as log:
+        # A session of its own keeps the terminal's Ctrl-C from it, and a folder of its own the
+        # job's modules: `-m` looks for modules in the current folder first.
+        return subprocess.Popen(
+            command,
+            cwd=folder.path,
+            env=_ON_ANY_DISK | os.environ,
+            stdin=leash,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
 
-    @property
-    def last_words(self) -> str:
-        """The last line of its log; `none` when it said nothing."""
-        text = self.log.read_text(errors="replace") if self.log.exists() else ""
-        return text.strip().rpartition("\n")[2] or "none"
 
-    def start(self, leash: int) -> subprocess.Popen[bytes]:
-        """Start it; it drains and ends when the file `leash`, a descriptor, ends."""
-        command = [sys.executable, "-m", "rankdumpd", "standalone", "--until-eof"]
-        command += ["--socket", str(self._socket), "--state-dir", str(self.folder / "state")]
-        with self.log.open("wb") as log:
-            # A session of its own keeps the terminal's Ctrl-C from it, and a folder of its own the
-            # job's modules: `-m` looks for modules in the current folder first.
-            return subprocess.Popen(
-                command,
-                cwd=self.folder,
-                env=_ON_ANY_DISK | os.environ,
-                stdin=leash,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-
-    def wait_until_serving(self, alive: Callable[[], bool]) -> None:
-        """Return once it serves; UnavailableError when it ended, or takes too long."""
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while alive():
-            if self._socket.exists() and serving(self.address):
-                return
-            if time.monotonic() > deadline:
-                raise UnavailableError(
-                    f"the embedded daemon does not serve after {START_TIMEOUT_S:.0f} s"
-                )
-            time.sleep(POLL_S)
-        raise UnavailableError("the embedded daemon ended before it served")
-
-    def clean_up(self, *, keep_log: bool) -> bool:
-        """Remove the folder; return whether it stays, because its log is there and wanted."""
-        kept = keep_log and self.log.exists()
-        if not kept:
-            shutil.rmtree(self.folder, ignore_errors=True)
+def wait_until_serving(
+    folder: DaemonFolder, alive: Callable[[], bool], *, timeout_s: float
+) -> bool:
+    """Return whether a daemon serves before the timeout; UnavailableError when it ended."""
+    deadline = time.monotonic() + timeout_s
+    while alive():
+        if folder.socket.exists() and serving(address_of(folder)):
+            return True
+        if time.monotonic() > deadline:
             return False
-        for item in self.folder.iterdir():
-            if item.is_dir() and not item.is_symlink():
-                shutil.rmtree(item, ignore_errors=True)
-            elif item != self.log:
-                item.unlink(missing_ok=True)
-        return True
-
-    @property
-    def _socket(self) -> Path:
-        return self.folder / "agent.sock"
+        time.sleep(POLL_S)
+    words = last_words(folder)
+    raise UnavailableError(f"the embedded daemon ended before it served; its last words: {words}")
 
 
 def stop(process: subprocess.Popen[bytes]) -> int:
@@ -119,6 +90,12 @@ def stop(process: subprocess.Popen[bytes]) -> int:
             process.wait()
 
 
+def last_words(folder: DaemonFolder) -> str:
+    """Return the last line of a daemon's log; `none` when it said nothing."""
+    text = folder.log.read_text(errors="replace") if folder.log.exists() else ""
+    return text.strip().rpartition("\n")[2] or "none"
+
+
 def temp_root() -> str:
     """Return the folder for folders of daemons."""
     # Slabs stand beside the socket, and belong into memory unless the user names a place.
@@ -129,10 +106,12 @@ def temp_root() -> str:
 
 
 def find_daemon() -> None:
-    """UnavailableError when this Python has no daemon to run."""
-    if importlib.util.find_spec("rankdumpd") is None:
+    """Raise UnavailableError when this Python cannot run a daemon."""
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
         raise UnavailableError(
-            "rankdumpd is not installed; pip install 'rankdump[daemon]' brings it"
+            f"none can be started, for {', '.join(missing)} is not installed; "
+            f"pip install 'rankdump[daemon]' brings it"
         )
 
 

@@ -1,33 +1,33 @@
 """One embedded daemon for all processes of a job on a host, as long as any of them needs it.
 
-They meet in a folder of the job's name. Who comes first starts the daemon; its standard input is a
-FIFO that each of them holds open for writing, so it drains and ends when the last of them is gone,
-however it went. Coming and going is guarded by a lock on `door`; each holds a shared lock on
-`users`, so who leaves knows whether it was the last, waits for the daemon, and clears up.
+They meet in a folder of the job's name (`contract.daemon_folder`). Who comes first starts the
+daemon; who leaves last waits for it and clears the folder. Where all of them were killed the daemon
+drains, ends and clears the folder by itself.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import logging
 import os
 import re
-import shutil
-import stat
+import subprocess
 import time
-from collections.abc import Generator
 from pathlib import Path
 
+from rankdump.contract.daemon_folder import DaemonFolder
 from rankdump.contract.errors import UnavailableError
 from rankdump.embedded.process import (
     POLL_S,
+    START_TIMEOUT_S,
     STOP_TIMEOUT_S,
-    Daemon,
+    address_of,
     find_daemon,
+    last_words,
+    start,
     stop,
     temp_root,
+    wait_until_serving,
 )
 
 _PREFIX = "rankdump-of"
@@ -41,41 +41,126 @@ logger = logging.getLogger("rankdump")
 class Lease:
     """This process's share in the daemon of its job; `close` gives it back."""
 
-    def __init__(self, job_id: str, root: Path | None = None) -> None:
-        """Find or start the daemon; UnavailableError says why there is none."""
+    def __init__(
+        self,
+        job_id: str,
+        *,
+        merges: bool = True,
+        start_timeout_s: float = START_TIMEOUT_S,
+        root: Path | None = None,
+    ) -> None:
+        """Find or start the daemon; UnavailableError says why there is none.
+
+        `merges` says whether it is the coordinator of the job, too. A daemon that this process
+        started and that does not serve after `start_timeout_s` may do so later.
+        """
         find_daemon()
-        self._root = root or Path(temp_root())
+        root = root or Path(temp_root())
         self._users = self._leash = -1
-        _sweep(self._root)
+        self._merges, self._process = merges, None
+        _sweep(root)
         name = _UNSAFE.sub("_", job_id)[-_LONGEST_NAME:]
+        self._folder = DaemonFolder(root / f"{_PREFIX}-{os.getuid()}-{name}")
         try:
-            self._daemon = Daemon(self._root / f"{_PREFIX}-{os.getuid()}-{name}")
             self._enter()
             os.register_at_fork(after_in_child=self._forget)
+            self.serves = self._wait(start_timeout_s)
+            """Whether the daemon serves already."""
+        except UnavailableError as error:
+            self.close()
+            log = f"; its log: {self.log}" if self.log.exists() else ""
+            raise UnavailableError(f"{error}{log}") from None
         except OSError as error:
+            self.close()
             reason = f"{error.strerror}: {error.filename}"
             raise UnavailableError(f"the embedded daemon cannot be started: {reason}") from None
 
     @property
     def address(self) -> str:
         """Where agent and coordinator answer."""
-        return self._daemon.address
+        return address_of(self._folder)
 
-    def close(self) -> None:
-        """Need the daemon no longer; whoever is the last waits until it has written everything."""
-        if self._leash < 0:
-            return
-        folder = self._daemon.folder
-        with contextlib.suppress(OSError), _door(folder):
-            lost = not _leashed(folder)
-            os.close(self._leash)
-            self._leash = -1
-            if _only_user(self._users):
-                lost |= not _gone(folder)
-                kept = self._daemon.clean_up(keep_log=lost)
-                if lost and kept:
-                    self._tell()
+    @property
+    def log(self) -> Path:
+        """What the daemon says."""
+        return self._folder.log
+
+    @property
+    def started_it(self) -> bool:
+        """Whether this process started the daemon."""
+        return self._process is not None
+
+    @property
+    def alive(self) -> bool:
+        """Whether the daemon runs."""
+        return self._folder.has_daemon
+
+    def close(self, *, keep_log: bool = False) -> str:
+        """Need the daemon no longer; whoever is the last waits until it has written everything.
+
+        Return how the daemon failed; its log stays then. Empty when nothing went wrong.
+        """
+        fault = ""
+        if self._leash >= 0:
+            with contextlib.suppress(OSError), self._folder.door():
+                if self._folder.is_only_user(self._users):
+                    fault = self._end_daemon()
+                    self._folder.clear(keep_log=keep_log or bool(fault))
         self._forget()
+        return fault
+
+    def _enter(self) -> None:
+        for _ in range(_TRIES):
+            self._folder.make()
+            with contextlib.suppress(FileNotFoundError), self._folder.door():
+                self._users = self._folder.enter()
+                self._leash = self._folder.hold()
+                if self._leash < 0:
+                    self._start()
+                return
+        raise UnavailableError(f"the embedded daemon's folder comes and goes: {self._folder.path}")
+
+    def _start(self) -> None:
+        """Start a daemon and hold its standard input; the door is held."""
+        fifo = self._folder.leash
+        if not fifo.exists():
+            os.mkfifo(fifo, 0o600)
+        reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            self._leash = self._folder.hold()
+            os.set_blocking(reader, True)
+            self._process = start(self._folder, reader, merges=self._merges)
+        finally:
+            os.close(reader)
+
+    def _wait(self, timeout_s: float) -> bool:
+        """Return whether the daemon serves; one that was about to end is followed by another."""
+        if self._process is None:
+            with contextlib.suppress(UnavailableError):
+                return wait_until_serving(
+                    self._folder, lambda: self.alive, timeout_s=START_TIMEOUT_S
+                )
+            with self._folder.door():
+                os.close(self._leash)
+                self._leash = self._folder.hold()
+                if self._leash < 0:
+                    self._start()
+        process = self._process
+        alive = (lambda: process.poll() is None) if process else (lambda: self.alive)
+        return wait_until_serving(self._folder, alive, timeout_s=timeout_s)
+
+    def _end_daemon(self) -> str:
+        """Wait for the end of a daemon that nobody else holds; return how it failed, if it did."""
+        if self._process is not None:
+            # Before the leash is let go: that asks for a stop as well, and two are an order.
+            code = stop(self._process)
+            how = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
+        else:
+            ended_early, leash, self._leash = not self.alive, self._leash, -1
+            os.close(leash)
+            code = int(ended_early or not _gone(self._folder))
+            how = "ended too early" if ended_early else f"does not end after {STOP_TIMEOUT_S:.0f} s"
+        return f"the daemon {how}; its last words: {last_words(self._folder)}" if code else ""
 
     def _forget(self) -> None:
         # Also in a fork: its parent's share does not last as long as the fork.
@@ -83,134 +168,27 @@ class Lease:
         for descriptor in (users, leash):
             if descriptor >= 0:
                 os.close(descriptor)
-
-    def _enter(self) -> None:
-        folder = self._daemon.folder
-        for _ in range(_TRIES):
-            _make_private(folder)
-            with contextlib.suppress(FileNotFoundError), _door(folder):
-                self._users = os.open(folder / "users", os.O_RDWR | os.O_CREAT, 0o600)
-                try:
-                    self._leash = self._hold()
-                except BaseException:
-                    self._forget()
-                    raise
-                fcntl.flock(self._users, fcntl.LOCK_SH)
-                return
-        raise UnavailableError(f"the embedded daemon's folder comes and goes: {folder}")
-
-    def _hold(self) -> int:
-        """Return the leash of the daemon that runs here, or of one that is started now."""
-        folder = self._daemon.folder
-        fifo = folder / "leash"
-        if not fifo.exists():
-            os.mkfifo(fifo, 0o600)
-        leash = _writer(fifo)
-        if leash < 0:
-            return self._start(fifo)
-        try:
-            self._daemon.wait_until_serving(lambda: True)
-        except BaseException:
-            os.close(leash)
-            raise
-        return leash
-
-    def _start(self, fifo: Path) -> int:
-        reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
-        try:
-            leash = _writer(fifo)
-            os.set_blocking(reader, True)
-            process = self._daemon.start(reader)
-        finally:
-            os.close(reader)
-        try:
-            self._daemon.wait_until_serving(lambda: process.poll() is None)
-        except UnavailableError as error:
-            os.close(leash)
-            stop(process)
-            words = self._daemon.last_words
-            self._daemon.clean_up(keep_log=False)
-            raise UnavailableError(f"{error}; its last words: {words}") from None
-        # It may outlive this process, and is nobody's child from then on.
-        process.returncode = 0
-        return leash
-
-    def _tell(self) -> None:
-        logger.error(
-            "rankdump: the embedded daemon ended too early: %s; its log: %s",
-            self._daemon.last_words,
-            self._daemon.log,
-        )
+        process: subprocess.Popen[bytes] | None
+        process, self._process = self._process, None
+        if process is not None and process.returncode is None:
+            # It may outlive this process, and is nobody's child from then on.
+            process.returncode = 0
 
 
-@contextlib.contextmanager
-def _door(folder: Path) -> Generator[None, None, None]:
-    """Hold the door of a folder; FileNotFoundError when the folder is gone."""
-    path = folder / "door"
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        if os.fstat(descriptor).st_ino != path.stat().st_ino:
-            raise FileNotFoundError(path)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _make_private(folder: Path) -> None:
-    """Make a folder that is this user's alone; UnavailableError when somebody else has it."""
-    with contextlib.suppress(FileExistsError):
-        folder.mkdir(mode=0o700)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise UnavailableError(f"the embedded daemon's folder is somebody else's: {folder}")
-
-
-def _writer(fifo: Path) -> int:
-    """Open the FIFO of a daemon that runs; -1 when nobody reads it."""
-    try:
-        return os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
-    except OSError as error:
-        if error.errno in (errno.ENXIO, errno.ENOENT):
-            return -1
-        raise
-
-
-def _leashed(folder: Path) -> bool:
-    """Return whether the daemon of a folder runs."""
-    descriptor = _writer(folder / "leash")
-    if descriptor >= 0:
-        os.close(descriptor)
-    return descriptor >= 0
-
-
-def _gone(folder: Path) -> bool:
+def _gone(folder: DaemonFolder) -> bool:
     """Wait for the end of a daemon that nobody holds; return whether it came."""
     deadline = time.monotonic() + STOP_TIMEOUT_S
-    while _leashed(folder):
+    while folder.has_daemon:
         if time.monotonic() > deadline:
             return False
         time.sleep(POLL_S)
     return True
 
 
-def _only_user(users: int) -> bool:
-    try:
-        fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
 def _sweep(root: Path) -> None:
-    """Remove what daemons of this user left whose processes were all killed."""
-    for folder in root.glob(f"{_PREFIX}-{os.getuid()}-*"):
+    """Remove what daemons of this user left that were killed together with their users."""
+    for path in root.glob(f"{_PREFIX}-{os.getuid()}-*"):
+        folder = DaemonFolder(path)
         with contextlib.suppress(OSError, UnavailableError):
-            _make_private(folder)
-            with _door(folder):
-                users = os.open(folder / "users", os.O_RDWR | os.O_CREAT, 0o600)
-                try:
-                    if _only_user(users) and not _leashed(folder):
-                        shutil.rmtree(folder, ignore_errors=True)
-                finally:
-                    os.close(users)
+            folder.make()
+            folder.clear_unused()

@@ -14,14 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rankdump.contract.errors import RankdumpError
+from rankdump.identity import Identity, identify
 from rankdump.migrator import clearing
-from rankdump.migrator.place import Agent, identity_in, windowed
 from rankdump.migrator.request import Request, Setting, plan_of
 from rankdump.migrator.scopes import Everything, Scope, scope_of
 from rankdump.migrator.silence import Silence
 from rankdump.migrator.steps import Steps
-from rankdump.migrator.window import SILENT, Going, Window, options_of
+from rankdump.migrator.window import SILENT, Going, Window, options_of, windowed
 from rankdump.session import default
+from rankdump.session.agent import AgentFinder, finder
 from rankdump.session.apis import KNOWN, ApiFramework, ApiHook, StepWatch, apis_of
 from rankdump.session.guard import never_raises
 
@@ -52,13 +53,13 @@ class Dumping:
     def __init__(
         self,
         environ: Mapping[str, str] | None = None,
-        agent: Agent | None = None,
+        agents: AgentFinder = finder,
         framework_of: Callable[[object], ApiFramework | None] = apis_of,
     ) -> None:
-        """`environ` is the process's own by default."""
+        """`environ` is the process's own by default, and so are `agents`."""
         self._framework_of = framework_of
         self._environ = os.environ if environ is None else environ
-        self._agent = agent or Agent(self._environ)
+        self._agents = agents
         self._lock = threading.RLock()
         self._observed: _Observed | None = None
         self._request = Request()
@@ -134,7 +135,7 @@ class Dumping:
         self._observed = _Observed(setting, framework, hook, watch, Steps())
         default.also_step(self.step)
         if setting.compare_statedict:
-            rank = identity_in(self._environ).rank
+            rank = self._identity(setting).rank
             framework.save_state(net, clearing.make_rank_folder(setting.output_path, rank))
 
     @never_raises
@@ -144,10 +145,10 @@ class Dumping:
             self._request, self._scope = request, scope_of(request.mode, request.scope)
         try:
             going = self._going(observed, request)
-            if observed.fresh:
+            if observed.fresh and not going.agent.missing:
                 root, rank = observed.setting.output_path, going.identity.rank
                 clearing.clear(root, rank, observed.framework.NAME)
-            observed.fresh = False
+                observed.fresh = False
         except (RankdumpError, OSError) as error:
             logger.error("rankdump: nothing will be dumped: %s", error)
             return
@@ -155,12 +156,13 @@ class Dumping:
         options = options_of(request, self._scope, retain_backward=kept)
         self._window = Window(going, observed.hook, options)
         self._windows += 1
-        self._say(f"API dump goes to {self._folder(observed)}")
+        if not going.agent.missing:
+            self._say(f"API dump goes to {self._folder(observed)}")
 
     def _going(self, observed: _Observed, request: Request) -> Going:
         plan = plan_of(observed.setting, request, observed.framework.NAME)
-        identity = identity_in(self._environ)
-        address = self._agent.address(identity.job_id)
+        identity = self._identity(observed.setting)
+        address = self._agents.find(self._environ)
         return Going(plan, windowed(identity, self._windows), address, observed.steps.upcoming)
 
     @never_raises
@@ -172,7 +174,9 @@ class Dumping:
             return
         for sentence in self._scope.missing():
             self._say(f"API dump: {sentence}")
-        if window.calls or window.marks:
+        if window.undelivered:
+            self._say("API dump stopped", about="stopped")
+        elif window.calls or window.marks:
             text = f"API dump stopped: {window.calls} calls in {self._folder(observed)}"
             self._say(text, about="stopped")
         else:
@@ -189,8 +193,11 @@ class Dumping:
             window.close()
 
     def _folder(self, observed: _Observed) -> Path:
-        rank = identity_in(self._environ).rank
+        rank = self._identity(observed.setting).rank
         return clearing.rank_folder(observed.setting.output_path, rank)
+
+    def _identity(self, setting: Setting) -> Identity:
+        return identify(self._environ, tree=str(setting.output_path))
 
     def _say(self, text: str, *, about: str = "") -> None:
         # A loop that starts and stops in every step must not fill the log of the job.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rankdump.adapters.api_calls import ApiOptions
 from rankdump.contract.layout.api_name import LAYER, ApiCall
@@ -13,6 +13,7 @@ from rankdump.migrator.request import Request
 from rankdump.migrator.scopes import Scope
 from rankdump.migrator.silence import Silence
 from rankdump.session import Session
+from rankdump.session.agent import AgentAddress
 from rankdump.session.apis import ApiHook
 from rankdump.values import IterationHook, Recorder
 
@@ -26,9 +27,17 @@ class Going:
 
     plan: DumpPlan
     identity: Identity
-    agent: str
+    agent: AgentAddress
     step: int
     """The step that runs when it begins."""
+
+
+def windowed(identity: Identity, number: int) -> Identity:
+    """Return who a process is in its dump of that number, from 0.
+
+    A rank has one session of a job, and orders are told apart by their jobs.
+    """
+    return replace(identity, job_id=f"{identity.job_id}-{number + 1}") if number else identity
 
 
 class Window:
@@ -51,6 +60,11 @@ class Window:
         self._session = Session(going.plan, identity=going.identity, agent=going.agent)
         self._session.step(going.step)
         self._session.observe(self._lend, "")
+
+    @property
+    def undelivered(self) -> int:
+        """Tensors that had not reached an agent at the end."""
+        return self._session.undelivered
 
     def step(self, number: int) -> None:
         """Begin a step."""

@@ -43,6 +43,7 @@ from rankdump.trace import Trace
 from rankdump.values import Placing, TensorSource
 from rankdump.wire.channel import Credentials
 
+NOT_TAKEN = "not_taken_by_agent"
 FIRST_ANSWER_S = 5.0
 """Longest a job waits at its start for an agent that neither answers nor refuses."""
 
@@ -57,13 +58,17 @@ class Pipeline:
         address: str,
         variables: Mapping[str, str] | None = None,
         credentials: Credentials | None = None,
+        *,
+        missing: str = "",
     ) -> None:
-        """`variables` are those of the environment that set a limit to communication."""
+        """`variables` are those of the environment that set a limit to communication; `missing`
+        says why no agent is to be expected.
+        """
         self._plan, self._device = plan, request.device
         self._quiet = plan.selection.trigger == "exception"
         self._in_child = False
         self._course = Course(plan, request.device)
-        self._voice = Voice(address, plan.delivery.buffer_bytes)
+        self._voice = Voice(request, address, plan.delivery.buffer_bytes, missing=missing)
         self._accounts, self._stalls = Accounts(), Stalls()
         self._heads = heads_of(plan, request.rank)
         self._ranges = Ranges(plan.selection, self._heads.model, self._voice.once)
@@ -78,17 +83,7 @@ class Pipeline:
             place=self._place if goes_straight(plan) else None,
         )
         self._measure = measure_of(plan)
-        self._ship = Ship(
-            replace(request, wants_slab=wants_slab(plan, address)),
-            address,
-            credentials,
-            on_taken=self._stage.release,
-            on_torn=self._torn,
-            on_tick=lambda: self._declaring.events(),
-            on_warning=self._voice.once,
-            on_link=self._link_changed,
-            on_stream=self._voice.no_slab,
-        )
+        self._ship = self._make_ship(request, address, credentials)
         self._declaring = Declaring(
             trace=self._trace,
             sketch=self._sketch,
@@ -108,6 +103,8 @@ class Pipeline:
         )
         self._callers = Callers(self._stage, self._ship.submit) if keeps_stacks(plan) else None
         self._trigger = self._make_trigger()
+        self.undelivered = 0
+        """Tensors that had not reached an agent when `close` returned."""
         self.recorder: Recording = self._make_recorder()
         """What adapters hand operators and events to."""
 
@@ -193,12 +190,20 @@ class Pipeline:
         self._ship.submit(SessionEnd(self._course.seen, farewell.notes))
         left = self._ship.close(self._plan.delivery.block_timeout_s)
         if left:
-            self._accounts.lost_on_the_way(left, "not_taken_by_agent")
+            self._accounts.lost_on_the_way(left, NOT_TAKEN)
+        self.undelivered = self._undelivered()
         self._voice.goodbye(farewell.warnings, farewell.remarks)
         self._voice.left_in_slab(self._ship.left_in_slab)
         self._voice.losses(self._accounts.losses, self._ship.lost_declarations)
         if self._callers is not None:
             self._voice.stacks_lost(self._callers.lost)
+        self._voice.close()
+
+    def _undelivered(self) -> int:
+        """Return tensors that no agent has taken, though the plan wished for all of them."""
+        if self._ship.link in (Link.ABSENT, Link.REFUSED):
+            return self.losses
+        return self._accounts.losses.get(NOT_TAKEN, 0)
 
     def _flush(self, iteration: int) -> None:
         """Send what waited for the end of the iteration."""
@@ -235,6 +240,21 @@ class Pipeline:
         self._voice.link_changed(link, reason, closing=self._ship.closing)
 
     # -- wiring
+
+    def _make_ship(
+        self, request: SessionRequest, address: str, credentials: Credentials | None
+    ) -> Ship:
+        return Ship(
+            replace(request, wants_slab=wants_slab(self._plan, address)),
+            address,
+            credentials,
+            on_taken=self._stage.release,
+            on_torn=self._torn,
+            on_tick=lambda: self._declaring.events(),
+            on_warning=self._voice.once,
+            on_link=self._link_changed,
+            on_stream=self._voice.no_slab,
+        )
 
     def _make_trigger(self) -> Trigger:
         reading = Reading(

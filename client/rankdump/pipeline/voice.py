@@ -6,6 +6,8 @@ import logging
 import threading
 from collections.abc import Iterable, Mapping
 
+from rankdump.contract.exchange import SessionRequest
+from rankdump.pipeline.host_notices import HostNotices
 from rankdump.ship import Link
 
 logger = logging.getLogger("rankdump")
@@ -15,11 +17,22 @@ _MAX_WARNINGS = 1000
 
 
 class Voice:
-    """Speaks for one session; safe to use from several threads."""
+    """Speaks for one session; safe to use from several threads.
 
-    def __init__(self, address: str, buffer_bytes: int) -> None:
+    What holds for all ranks of a host one of them says; what is a rank's own names the rank.
+    """
+
+    def __init__(
+        self, request: SessionRequest, address: str, buffer_bytes: int, *, missing: str = ""
+    ) -> None:
+        """`missing` says why there is no agent, where that is known from the start."""
         self._address = address
         self._buffer_bytes = buffer_bytes
+        self._missing = missing
+        alone = request.world_size == 1
+        self._rank = "" if alone else f"rank {request.rank}: "
+        self._host = HostNotices(request.job_id, alone=alone)
+        self._times_away = 0
         self._away = False
         self._said: set[str] = set()
         self._lock = threading.Lock()
@@ -32,6 +45,8 @@ class Voice:
             self._said.add(about or message)
             if len(self._said) > _MAX_WARNINGS:
                 message = f"{_MAX_WARNINGS} different warnings were given: no more are"
+            if not self._host.claim(about or message):
+                return
         logger.warning("rankdump: %s", message)
 
     def lost(self, reason: str, op_name: str) -> None:
@@ -43,19 +58,24 @@ class Voice:
         """Log how the connection stands, where that is news."""
         if link is Link.ABSENT:
             self.once(
-                f"no agent at {self._address} ({reason}): training goes on, up to "
-                f"{self._buffer_bytes >> 20} MiB of tensors wait for one, the rest is dropped "
-                f"and counted",
+                f"{self._missing or f'no agent at {self._address} ({reason})'}: training goes on, "
+                f"up to {self._buffer_bytes >> 20} MiB of tensors wait for one, the rest is "
+                f"dropped and counted",
                 about="absent",
             )
         elif link is Link.REFUSED:
-            self.once(f"the agent at {self._address} refused this rank: {reason}")
+            self.once(f"{self._rank}the agent at {self._address} refused this rank: {reason}")
         elif link is Link.AWAY and not self._away and not closing:
             self._away = True
-            logger.warning("rankdump: lost the agent at %s: %s", self._address, reason)
-        elif link is Link.UP and self._away:
-            self._away = False
-            logger.warning("rankdump: the agent at %s is back", self._address)
+            self._times_away += 1
+            self.once(
+                f"lost the agent at {self._address}: {reason}", about=f"away {self._times_away}"
+            )
+        elif link is Link.UP:
+            self._missing = ""
+            if self._away:
+                self._away = False
+                self.once(f"the agent at {self._address} is back", about=f"back {self._times_away}")
 
     def no_slab(self, reason: str) -> None:
         """Log that the agent's shared memory is not used, though it was asked for."""
@@ -64,7 +84,9 @@ class Voice:
     def left_in_slab(self, count: int) -> None:
         """Log what the agent has yet to take out of shared memory."""
         if count:
-            self.once(f"{count} tensors are left to the agent at {self._address} to write")
+            self.once(
+                f"{self._rank}{count} tensors are left to the agent at {self._address} to write"
+            )
 
     def goodbye(self, warnings: Iterable[str], remarks: Iterable[str]) -> None:
         """Log what the whole run amounted to."""
@@ -76,14 +98,23 @@ class Voice:
     def stacks_lost(self, calls: int) -> None:
         """Log of how many calls the stack file says nothing, for want of room."""
         if calls:
-            self.once(f"where {calls} calls came from was not sent: too much waited for the agent")
+            self.once(
+                f"{self._rank}where {calls} calls came from was not sent: too much waited for the "
+                f"agent"
+            )
 
     def losses(self, tensors: Mapping[str, int], declarations: int) -> None:
         """Log what never reached the tree; the tensors by reason."""
         if declarations:
             self.once(
-                f"{declarations} batches of events, graphs and ends of iterations were not sent"
+                f"{self._rank}{declarations} batches of events, graphs and ends of iterations were "
+                f"not sent"
             )
         if tensors:
             listed = ", ".join(f"{count} {reason}" for reason, count in tensors.items())
-            self.once(f"{sum(tensors.values())} tensors were not dumped: {listed}")
+            why = f"; {self._missing}" if self._missing else ""
+            self.once(f"{self._rank}{sum(tensors.values())} tensors were not dumped: {listed}{why}")
+
+    def close(self) -> None:
+        """Let other ranks of this host say what this one has said."""
+        self._host.close()

@@ -1,4 +1,4 @@
-"""What the environment asks for: a plan, this process's place in its job, and its agent."""
+"""What the environment asks for: a plan, and this process's place in its job."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from pathlib import Path
 from rankdump.contract.dialect import load
 from rankdump.contract.errors import RankdumpError
 from rankdump.contract.plan import DumpPlan
-from rankdump.identity import DEFAULT_AGENT, WARNED_VARIABLE, Identity, identify
+from rankdump.identity import WARNED_VARIABLE, Identity, identify
+from rankdump.session.native_dump import conflict_here
 
 logger = logging.getLogger("rankdump")
 
@@ -23,24 +24,35 @@ class Asked:
     source: bytes
     """The configuration file."""
     identity: Identity
-    agent: str
 
 
 def asked_by(environ: Mapping[str, str]) -> Asked | None:
     """Return what RANKDUMP_CONFIG, else MINDSPORE_DUMP_CONFIG, asks for; None for nothing.
 
-    RankdumpError when it cannot be used.
+    None as well where MindSpore itself dumps it. RankdumpError when it cannot be used.
     """
     path = environ.get("RANKDUMP_CONFIG") or environ.get("MINDSPORE_DUMP_CONFIG")
     if not path:
         return None
     plan, source = load(Path(path), environ)
-    identity = identify(environ)
+    identity = identify(environ, plan.output.root)
+    if _left_to_mindspore(Path(path), plan, identity, environ):
+        return None
     # Once a job: not by every rank, and not after `rankdump run` has said it.
     if identity.rank == 0 and environ.get(WARNED_VARIABLE) != path:
         for warning in plan.warnings:
             logger.warning("rankdump: %s", warning)
-    return Asked(plan, source, identity, environ.get("RANKDUMP_AGENT") or DEFAULT_AGENT)
+    return Asked(plan, source, identity)
+
+
+def _left_to_mindspore(
+    path: Path, plan: DumpPlan, identity: Identity, environ: Mapping[str, str]
+) -> bool:
+    """Return whether MindSpore writes the dump by itself, which is said once a job."""
+    conflict = conflict_here(path, plan.output.root, environ) if plan.enabled else ""
+    if conflict and identity.rank == 0:
+        logger.warning("rankdump: %s", conflict)
+    return bool(conflict)
 
 
 def asked_or_told(environ: Mapping[str, str]) -> Asked | None:

@@ -54,9 +54,10 @@ def limit(name: str, seconds: float) -> None:
 
 
 def set_dump(target: object, enabled: bool = True) -> None:
-    """Mark a torch module and what is inside it for `dump_mode` 2, or take the mark away.
+    """Mark a torch module or a MindSpore cell, and what is inside it, for `dump_mode` 2.
 
-    The last call for a module counts. ValueError when target is no module or enabled no bool.
+    With `enabled` False the mark is taken away; the last call for a module or cell counts.
+    ValueError when target is neither of them, or enabled no bool.
     """
     mark(target, enabled)
 

@@ -17,7 +17,8 @@ from rankdump.contract.key import Side
 from rankdump.contract.layout.place import folder_name
 from rankdump.contract.plan import DumpPlan
 from rankdump.contract.plan_json import plan_to_json
-from rankdump.identity import DEFAULT_AGENT, Identity, introduction, limits_in
+from rankdump.identity import Identity, identify, introduction, limits_in, process_group
+from rankdump.session.agent import AgentAddress, finder
 from rankdump.session.asking import asked_or_told
 from rankdump.session.frameworks import MakesHook, hook_of, name_of
 from rankdump.session.guard import never_raises
@@ -47,12 +48,14 @@ class Session:
         *,
         config_source: bytes = b"",
         identity: Identity | None = None,
-        agent: str = DEFAULT_AGENT,
+        agent: str | AgentAddress = "",
         environ: Mapping[str, str] | None = None,
     ) -> None:
-        """`environ` says how long communication may wait, and names certificates; by default the
-        process's own.
+        """`environ`, by default the process's own, says what is not given: which rank this is, by
+        its launcher's variables, and the agent, by RANKDUMP_AGENT. It also says how long
+        communication may wait, and names certificates.
 
+        Without any agent the session brings one along, shared by the ranks of its job on this host.
         ConfigError when a configuration object is given that cannot be used.
         """
         environ = os.environ if environ is None else environ
@@ -65,10 +68,14 @@ class Session:
         self._first = 0 if plan is None else plan.selection.initial_iteration
         self._strict = plan is not None and plan.delivery.strict
         self._losses_told = 0
+        self._alone = False
         self.closed = False
         """Whether `close` was called."""
+        self.undelivered = 0
+        """Tensors that had not reached an agent when it was closed."""
         if plan is not None:
-            who, text = identity or Identity(), plan_to_json(plan)
+            who, text = identity or identify(environ, plan.output.root), plan_to_json(plan)
+            self._alone = who.world_size == 1
             introduced = introduction(who, plan_json=text, config_source=config_source)
             self._start(plan, introduced, agent, environ)
 
@@ -86,7 +93,6 @@ class Session:
             asked.plan,
             config_source=asked.source,
             identity=asked.identity,
-            agent=asked.agent,
             environ=environ,
         )
 
@@ -101,6 +107,8 @@ class Session:
         pipeline = self._pipeline
         if pipeline is None:
             return
+        if self._alone:
+            self._check_group(pipeline)
         given = None if iteration is None else self._first + int(iteration)
         following = pipeline.iteration + 1 if given is None else given
         if following < 0:
@@ -215,6 +223,7 @@ class Session:
             self._end_iteration(pipeline, ran=self._begun)
         self._hooks.detach()
         pipeline.close()
+        self.undelivered = pipeline.undelivered
         if not raised:  # an error on its way is the script's own, and stays that
             self._tell_losses(pipeline)
 
@@ -225,13 +234,27 @@ class Session:
         self._close(ended=error is None, raised=error is not None)
 
     def _start(
-        self, plan: DumpPlan, request: SessionRequest, agent: str, environ: Mapping[str, str]
+        self,
+        plan: DumpPlan,
+        request: SessionRequest,
+        agent: str | AgentAddress,
+        environ: Mapping[str, str],
     ) -> None:
         # Imported here: a session that is off must not load gRPC.
         from rankdump.pipeline import Pipeline
         from rankdump.wire.channel import credentials_in
 
-        self._pipeline = Pipeline(plan, request, agent, limits_in(environ), credentials_in(environ))
+        if isinstance(agent, str):
+            found = AgentAddress(agent) if agent else None
+            agent = found or finder.find(environ, embedded=plan.delivery.embedded)
+        self._pipeline = Pipeline(
+            plan,
+            request,
+            agent.address,
+            limits_in(environ),
+            credentials_in(environ),
+            missing=agent.missing,
+        )
         self._calls = ArrayCalls(self._pipeline.recorder)
         self._pipeline.start()
         atexit.register(self._close_at_exit)
@@ -248,6 +271,17 @@ class Session:
         self._calls.finish()
         self._hooks.end(pipeline.iteration, pipeline.armed)
         pipeline.end_iteration(ran=ran)
+
+    def _check_group(self, pipeline: Pipeline) -> None:
+        """Say that a session which took its process for the only rank began too early."""
+        rank, size = process_group() or (0, 1)
+        if size > 1:
+            self._alone = False
+            pipeline.recorder.warn_once(
+                f"this process is rank {rank} of {size} in torch.distributed, but its session "
+                f"began before init_process_group and takes it for the only rank of a job; open "
+                f"the session after init_process_group, or set RANK and WORLD_SIZE"
+            )
 
     def _switch(self, on: bool) -> None:
         pipeline = self._pipeline

@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 import ssl
 
+from rankdump.contract.addresses import is_socket
 from rankdump.contract.errors import UnavailableError
-from rankdump.wire.channel import WHERE, Credentials, is_socket
+from rankdump.wire.channel import WHERE, Credentials
 
 # The words of gRPC, of releases from 1.62 to 1.85.
 _NEVER_MET = "failed to connect"

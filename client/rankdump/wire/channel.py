@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
 
+from rankdump.contract.addresses import is_loopback, is_socket
 from rankdump.contract.errors import ConfigError, UnavailableError
 
 Options = Sequence[tuple[str, int | str]]
@@ -61,20 +61,6 @@ def connect(
     ca, certificate, key = map(_read, files)
     shown = grpc.ssl_channel_credentials(ca, key, certificate)
     return grpc.secure_channel(address, shown, options=options)
-
-
-def is_socket(address: str) -> bool:
-    """Return whether an address is that of a Unix socket."""
-    return address.startswith("unix:")
-
-
-def is_loopback(address: str) -> bool:
-    """Return whether `host:port` is on this host alone."""
-    bare = address.rpartition(":")[0].removeprefix("[").removesuffix("]")
-    try:
-        return bare == "localhost" or ipaddress.ip_address(bare).is_loopback
-    except ValueError:
-        return False
 
 
 def _read(path: str) -> bytes:

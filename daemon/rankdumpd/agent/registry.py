@@ -110,6 +110,7 @@ class Registry:
             if session:
                 vet.check_holder(session.request, request)
                 vet.check_same(session.request, request)
+            self._check_tree(request, plan.output.root)
             self._check_alone(request)
             self._check_room(request)
             # Before anything is made: what turns records into files looks at the tree at once.
@@ -180,6 +181,16 @@ class Registry:
     def _find(self, session_id: str) -> Session | None:
         self._given_up.check(session_id)
         return self._sessions.get(session_id) or self._remembered.find(session_id)
+
+    def _check_tree(self, request: SessionRequest, root: str) -> None:
+        """Raise RefusedError where another rank of the job dumps into another tree."""
+        for other in self._sessions.values():
+            theirs = other.plan.output.root
+            if other.live and other.request.job_id == request.job_id and theirs != root:
+                raise RefusedError(
+                    f"job {request.job_id!r} dumps into {theirs}, and this rank's plan names "
+                    f"{root}: two jobs have one id; RANKDUMP_JOB_ID gives each an id of its own"
+                )
 
     def _check_alone(self, request: SessionRequest) -> None:
         for other in self._sessions.values():

@@ -75,7 +75,7 @@ def main() -> None:
 
 def config_session():
     config = rankdump.tf.DumpConfig(True, str(FOLDER), "1-2", "output", dump_layer="conv fc")
-    return rankdump.Session(config, agent=os.environ["RANKDUMP_AGENT"])
+    return rankdump.Session(config)
 
 
 def two_configurations(encoder, head, images):

@@ -7,7 +7,7 @@ import sqlite3
 
 import pytest
 
-from rankdump.contract.errors import ExhaustedError, UnavailableError
+from rankdump.contract.errors import ExhaustedError, RefusedError, UnavailableError
 from rankdump.contract.exchange import SessionRequest
 from rankdump.contract.plan import DumpPlan, Output
 from rankdump.contract.plan_json import plan_to_json
@@ -37,8 +37,11 @@ class House:
             **settings,
         )
 
-    def open(self, rank: int) -> bytes:
-        request = dataclasses.replace(self._request, session_id=f"s{rank}", rank=rank)
+    def open(self, rank: int, tree: str = "", **more) -> bytes:
+        request = dataclasses.replace(self._request, session_id=f"s{rank}", rank=rank, **more)
+        if tree:
+            plan = DumpPlan(output=Output(root=tree))
+            request = dataclasses.replace(request, plan_json=plan_to_json(plan))
         return self.registry.open(request).token
 
     def names(self) -> list[str]:
@@ -110,3 +113,15 @@ def test_a_ledger_that_cannot_be_written_keeps_a_row_too_many(make_house, monkey
     house.now_s = 61.0
     assert house.names() == []
     assert "session s0 stays in the ledger: disk full" in caplog.text
+
+
+def test_one_id_with_two_trees_is_refused(make_house, tmp_path):
+    """Two jobs at once whose launcher gives both one name; one after another is no fault."""
+    house = make_house()
+    mailbox, other = Mailbox(), str(tmp_path / "other")
+    session = house.registry.connect("s0", house.open(0), mailbox)
+    with pytest.raises(RefusedError, match=r"'job' dumps into .*dump, .* names .*other: .*JOB_ID"):
+        house.open(1, tree=other)
+    house.open(1, tree=other, job_id="another")
+    session.disconnect(mailbox)
+    house.open(2, tree=other)

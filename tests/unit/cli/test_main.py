@@ -9,16 +9,22 @@ import numpy as np
 import pytest
 
 
-@pytest.mark.parametrize("missing", ["click", "rich"])
-def test_a_missing_extra_is_one_line(missing):
-    """Without the extra the command says what to install, in one line, with code 2."""
-    code = (
-        f"import sys; sys.modules[{missing!r}] = None; from rankdump.cli.main import main; main()"
-    )
+@pytest.mark.parametrize(
+    ("start", "missing", "extra"),
+    [
+        ("from rankdump.cli.main import main; main()", "click", "cli"),
+        ("from rankdump.cli.main import main; main()", "rich", "cli"),
+        ("from rankdumpd.__main__ import run; run()", "click", "daemon"),
+        ("from rankdumpd.__main__ import run; run()", "prometheus_client", "daemon"),
+    ],
+)
+def test_a_missing_extra_is_one_line(start, missing, extra):
+    """Without the extra a command says what to install, in one line, with code 2."""
+    code = f"import sys; sys.modules[{missing!r}] = None; {start}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
-    assert "rankdump[daemon]" in done.stderr
+    assert f"pip install 'rankdump[{extra}]'" in done.stderr
 
 
 def test_a_closed_pipe_ends_quietly(tree):

@@ -172,7 +172,8 @@ def test_a_second_file_counts_from_then_on(cycle: LifeCycle, running, write):
     assert not second.active
     steps = [plan_from_json(o.plan_json).selection.iterations.text for o in running.agent.opened]
     assert steps == ["0", "1"]
-    assert [o.job_id for o in running.agent.opened] == ["job", "job-2"]
+    first_id, second_id = (opened.job_id for opened in running.agent.opened)
+    assert second_id == f"{first_id}-2"
     assert running.agent.opened[0].config_source == (write("a.json", dump_step="0")).read_bytes()
 
 

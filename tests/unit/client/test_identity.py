@@ -27,8 +27,8 @@ from rankdump.identity import Identity, identify, introduction
             Identity(rank=1, world_size=2),
         ),
         (
-            {"SLURM_PROCID": "7", "SLURM_NTASKS": "9", "SLURM_LOCALID": "2", "SLURM_JOB_ID": "77"},
-            Identity(rank=7, world_size=9, device=2, job_id="77"),
+            {"SLURM_PROCID": "7", "SLURM_NTASKS": "9", "SLURM_LOCALID": "2", "SLURM_NNODES": "3"},
+            Identity(rank=7, world_size=9, device=2, spans_hosts=True),
         ),
         # torchrun inside a Slurm job: the inner launcher wins.
         (
@@ -37,18 +37,34 @@ from rankdump.identity import Identity, identify, introduction
         ),
         # MindSpore compares support_device with DEVICE_ID.
         ({"DEVICE_ID": "4", "LOCAL_RANK": "0"}, Identity(device=4)),
-        ({"RANKDUMP_JOB_ID": "a", "TORCHELASTIC_RUN_ID": "b"}, Identity(job_id="a")),
         ({"RANK": ""}, Identity()),
     ],
 )
 def test_the_first_variable_that_is_set_counts(environ, expected):
-    assert identify(environ) == expected
+    found = identify({**environ, "RANKDUMP_JOB_ID": "job"}, "/data")
+    assert found == expected
+
+
+def test_torchs_process_group_counts_where_no_variable_does(monkeypatch):
+    """Spawned ranks have no variables; `none` yet is no group."""
+    group = types.SimpleNamespace(
+        is_available=lambda: True,
+        is_initialized=lambda: True,
+        get_rank=lambda: 2,
+        get_world_size=lambda: 3,
+    )
+    monkeypatch.setitem(sys.modules, "torch.distributed", group)
+    assert (identify({}, "/data").rank, identify({}, "/data").world_size) == (2, 3)
+    given = identify({"RANK": "1", "WORLD_SIZE": "2"}, "/data")
+    assert (given.rank, given.world_size) == (1, 2)
+    group.is_initialized = lambda: False
+    assert identify({}, "/data").world_size == 1
 
 
 @pytest.mark.parametrize("text", ["-1", "1.0", "x", "1e3", " 1", "99999999999"])
 def test_a_variable_that_is_no_number_is_named(text):
     with pytest.raises(ConfigError, match="RANK") as caught:
-        identify({"RANK": text})
+        identify({"RANK": text}, "/data")
     assert repr(text) in str(caught.value)
 
 
@@ -65,3 +81,14 @@ def test_a_folder_named_torch_is_not_torch(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))
     request = introduction(Identity(), plan_json=b"", config_source=b"")
     assert (request.framework, request.device_target) == ("numpy", "CPU")
+
+
+def test_mindspore_says_its_version_and_what_it_computes_on(monkeypatch):
+    """Also in a process in which torch is not loaded."""
+    mindspore = types.ModuleType("mindspore")
+    mindspore.__version__ = "2.7.0"  # pyright: ignore[reportAttributeAccessIssue]
+    mindspore.get_context = {"device_target": "Ascend"}.get  # pyright: ignore[reportAttributeAccessIssue]
+    monkeypatch.setitem(sys.modules, "mindspore", mindspore)
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    request = introduction(Identity(), plan_json=b"", config_source=b"")
+    assert (request.framework, request.device_target) == ("mindspore 2.7.0", "Ascend")

@@ -19,9 +19,9 @@ from rankdump.contract.key import Side
 from rankdump.contract.layout.api_name import ApiCall
 from rankdump.contract.plan_json import plan_from_json
 from rankdump.migrator.dumping import Dumping
-from rankdump.migrator.place import Agent
 from rankdump.migrator.request import Request, Setting
 from rankdump.session import default
+from rankdump.session.agent import AgentFinder
 from rankdump.values import Observation, Recorder
 
 from .conftest import Running, bodies
@@ -253,20 +253,31 @@ def test_another_init_leaves_the_model_before(begun: Begin, framework, running, 
     assert roots == [str(tmp_path / "dump"), str(tmp_path / "other")]
 
 
-def test_no_agent_is_one_line_and_no_dump(framework, tmp_path, caplog):
-    """Training goes on, and the stop says why there is nothing."""
+def test_no_agent_is_said_with_what_was_not_dumped(framework, tmp_path, caplog):
+    """Training goes on, the stop counts, and an earlier dump is not removed for it."""
+    old = tmp_path / "rank0/torch_api_dump/old.npy"
+    old.parent.mkdir(parents=True)
+    old.write_text("old")
 
-    def refuse(job_id: str) -> Any:
-        raise UnavailableError("rankdumpd is not installed")
+    def refuse(job_id: str, merges: bool) -> Any:
+        raise UnavailableError("click is not installed")
 
-    dumping = Dumping({}, Agent({}, lease=refuse), framework_of=lambda net: framework)
+    agents = AgentFinder(refuse, lambda address: "no agent runs on this host")
+    dumping = Dumping({}, agents, framework_of=lambda net: framework)
     dumping.init(Net(), Setting(str(tmp_path)))
-    for _ in range(2):
-        dumping.start(Request())
-        framework.train()
-        dumping.stop()
-    errors = [record.message for record in caplog.records if record.levelno == logging.ERROR]
-    assert errors == ["rankdump: nothing will be dumped: rankdumpd is not installed"] * 2
+    dumping.start(Request())
+    framework.train()
+    framework.train()
+    dumping.stop()
+    why = "no agent runs on this host, and click is not installed"
+    assert [text.startswith(f"rankdump: {why}: training goes on") for text in caplog.messages] == [
+        False,
+        True,
+        False,
+        False,
+    ]
+    assert caplog.messages[2] == f"rankdump: 2 tensors were not dumped: 2 not_taken_by_agent; {why}"
+    assert old.exists()
 
 
 def test_our_own_failure_does_not_reach_the_script(framework, tmp_path, caplog):

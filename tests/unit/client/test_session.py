@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from pathlib import Path
 
 import numpy as np
@@ -413,3 +414,23 @@ def test_our_own_failure_does_not_reach_the_job(running, tmp_path, caplog, monke
     session.close()
     (end,) = ends(running)
     assert dict(end.dropped) == {"copy_failed": 1}
+
+
+def test_a_session_before_the_process_group_says_so(running, tmp_path, caplog, monkeypatch):
+    """Spawned ranks whose sessions began too early all take themselves for rank 0."""
+    session = rankdump.Session(plan(tmp_path), agent=running.address)
+    session.step(0)
+    assert caplog.messages == []
+    group = types.SimpleNamespace(
+        is_available=lambda: True,
+        is_initialized=lambda: True,
+        get_rank=lambda: 2,
+        get_world_size=lambda: 4,
+    )
+    monkeypatch.setitem(sys.modules, "torch.distributed", group)
+    session.step(1)
+    session.step(2)
+    assert [text for text in caplog.messages if "rank 2 of 4 in torch.distributed" in text] == [
+        caplog.messages[0]
+    ]
+    session.close()

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import pytest
 
+from rankdump.contract.exchange import SessionRequest
+from rankdump.identity import Identity, introduction
 from rankdump.pipeline.voice import Voice
 from rankdump.ship import Link
 
 
 @pytest.fixture
 def voice() -> Voice:
-    return Voice("unix:/a", 1 << 20)
+    return Voice(request_of(Identity()), "unix:/a", 1 << 20)
+
+
+def request_of(identity: Identity) -> SessionRequest:
+    return introduction(identity, plan_json=b"", config_source=b"")
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -70,3 +76,41 @@ def test_what_became_of_shared_memory(voice, caplog):
         "tensors travel on the stream, in pieces: the agent grants none",
         "3 tensors are left to the agent at unix:/a to write",
     ]
+
+
+def test_the_sum_of_what_was_lost_says_why_there_is_no_agent(caplog):
+    """One line says how much was not dumped and what to install."""
+    missing = "none can be started, for click is not installed"
+    voice = Voice(request_of(Identity()), "unix:/a", 1 << 20, missing=missing)
+    voice.link_changed(Link.ABSENT, "no such file", closing=False)
+    voice.losses({"not_taken_by_agent": 3}, 0)
+    first, last = said(caplog)
+    assert first.startswith(f"{missing}: training goes on")
+    assert last == f"3 tensors were not dumped: 3 not_taken_by_agent; {missing}"
+
+
+def test_ranks_of_a_host_say_a_thing_once(caplog):
+    """What holds for all of them one says; what each has lost each says, with its name."""
+    ranks = [Identity(rank, 2, rank, "one job") for rank in range(2)]
+    voices = [Voice(request_of(rank), "unix:/a", 1 << 20) for rank in ranks]
+    for voice in voices:
+        for link in (Link.ABSENT, Link.UP, Link.AWAY, Link.UP, Link.AWAY):
+            voice.link_changed(link, "why", closing=False)
+        voice.once("a fault of the script")
+        voice.losses({"buffer_full": 3}, 0)
+    assert [text.split(" (")[0] for text in said(caplog)] == [
+        "no agent at unix:/a",
+        "lost the agent at unix:/a: why",
+        "the agent at unix:/a is back",
+        "lost the agent at unix:/a: why",
+        "a fault of the script",
+        "rank 0: 3 tensors were not dumped: 3 buffer_full",
+        "rank 1: 3 tensors were not dumped: 3 buffer_full",
+    ]
+    caplog.clear()
+    Voice(request_of(Identity(0, 2, 0, "another")), "unix:/a", 1).once("a fault of the script")
+    assert said(caplog) == ["a fault of the script"]
+    for voice in voices:
+        voice.close()
+    Voice(request_of(ranks[1]), "unix:/a", 1).once("a fault of the script")
+    assert len(said(caplog)) == 2

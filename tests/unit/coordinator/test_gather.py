@@ -529,3 +529,33 @@ def test_a_forgotten_agent_does_not_hold_what_it_left(gather, agent) -> None:
     gather.forget_agents(before_s=9.0)
     assert not any(isinstance(row, AgentRow) for row in commit(gather))
     assert published(gather, every=True) == 4
+
+
+def test_the_order_goes_to_the_tree_of_the_job_that_runs(gather, agent):
+    """An id that a later job has again, as in one Slurm job, has another tree then."""
+    agent.everything(0)
+    agent.report(sessions=tuple(agent.session(rank, SessionState.CLOSED) for rank in (0, 1)))
+    first = gather.next_ready(now_s=0.0)
+    assert first is not None
+    assert first.root == "/tree/j"
+    gather.settle("j", Settled(Book(first.root, {}, 0), True, (), ""))
+    again = tuple(agent.session(rank, name=f"again{rank}") for rank in (0, 1))
+    events = tuple(agent.events(rank, 0, session=f"again{rank}") for rank in (0, 1))
+    done = tuple(agent.done(rank, 0, name=f"again{rank}") for rank in (0, 1))
+    agent.report(sessions=again, roots={"j": "/tree/later"})
+    agent.report(events=events, iterations=done, roots={})
+    second = gather.next_ready(now_s=0.0)
+    assert second is not None
+    assert second.root == "/tree/later"
+    (job,) = gather.fleet(now_s=0.0).jobs.values()
+    assert job.findings == ()
+
+
+def test_two_trees_of_one_id_at_once_are_found(gather, agent):
+    """On one host an agent refuses the second; ranks of another host are told apart here."""
+    agent.report(sessions=(agent.session(0),), roots={"j": "/tree/other"})
+    view = gather.fleet(now_s=0.0).jobs["j"]
+    (finding,) = view.findings
+    assert finding.kind is FindingKind.TWO_TREES
+    assert "'j' dumps into /tree/j and /tree/other, and its order is in /tree/j" in finding.text
+    assert view.roots == ("/tree/j", "/tree/other")

@@ -31,6 +31,7 @@ _KEYS = (
     "durability",
     "strict",
     "shared_memory",
+    "embedded",
     "file_mode",
     "folder_mode",
 )
@@ -93,6 +94,7 @@ def _delivery(section: Section, default: Delivery) -> Delivery:
         durability=cast("Literal['written', 'synced']", durability),
         strict=section.flag("strict", default.strict),
         shared_memory=section.flag("shared_memory", default.shared_memory),
+        embedded=section.flag("embedded", default.embedded),
     )
 
 

@@ -238,7 +238,7 @@ class Gather:
             job.heard_s, job.heard = now_s, True
             self._latest = job_id
         for job_id, root in report.roots.items():
-            self._jobs[job_id].roots[root] = None
+            self._jobs[job_id].take_root(root)
         origin = report.agent_id, report.sequence
         for session in report.sessions:
             self._jobs[session.job_id].take_session(session, origin)

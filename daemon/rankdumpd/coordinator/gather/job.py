@@ -6,7 +6,7 @@ import dataclasses
 from collections import Counter
 
 from rankdump.contract.events import EventColumns, ProcessGroup
-from rankdump.contract.findings import Finding
+from rankdump.contract.findings import Finding, FindingKind
 from rankdump.contract.status import IterationStatus, RankEvents, SessionStatus
 from rankdump.contract.timeouts import TimeoutHint, Timeouts
 from rankdumpd.coordinator.gather.pending import Parts, Pending
@@ -39,6 +39,8 @@ class Job:
         self.heard = False
         """Something came since it was last written down."""
         self.roots: dict[str, None] = {}
+        """Trees that were named; the first of them takes the order."""
+        self._other_trees: dict[str, None] = {}
         self.ranks = Ranks()
         self.pending: dict[int, Pending] = {}
         # Of a run that is over: a rank of theirs has started anew.
@@ -54,6 +56,29 @@ class Job:
         self.findings: list[Finding] = []
         self.more_findings = 0
         self._groups: dict[int, tuple[ProcessGroup, ...]] = {}
+
+    def take_root(self, root: str) -> None:
+        """Take the name of a tree; of a job whose sessions are all over the next tree counts."""
+        if root in self.roots:
+            return
+        if self.roots and not self.ranks.all_over():
+            self._other_trees[root] = None
+            self.roots[root] = None
+        else:
+            self.roots = {root: None, **self.roots}
+
+    def tree_findings(self) -> list[Finding]:
+        """Say where ranks dump into another tree than the one that takes the order."""
+        first = next(iter(self.roots), "")
+        return [
+            Finding(
+                FindingKind.TWO_TREES,
+                -1,
+                f"job {self.job_id!r} dumps into {first} and {other}, and its order is in {first}: "
+                f"if these are two jobs, RANKDUMP_JOB_ID gives each a name of its own",
+            )
+            for other in self._other_trees
+        ]
 
     def take_session(self, session: SessionStatus, origin: tuple[str, int]) -> None:
         """Take the state of a session; `origin` is agent and number of the report it came in."""
@@ -109,7 +134,10 @@ class Job:
             if left or not self.needs(iteration):
                 self.published.late(run - 1 if left else run, iteration, rank, start, part)
             else:
-                pending = self.pending.setdefault(iteration, Pending(iteration, run, now_s, now_s))
+                root = next(iter(self.roots), "")
+                pending = self.pending.setdefault(
+                    iteration, Pending(iteration, run, now_s, now_s, root)
+                )
                 part, about = dataclasses.replace(part, groups=groups), (agent_id, number)
                 pending.add(rank, part, start=start, origin=about, now_s=now_s)
 

@@ -25,6 +25,8 @@ class Pending:
     """When its first events came."""
     last_s: float
     """When anything of it last came."""
+    root: str = ""
+    """Tree of the job when its first events came; empty when none was named yet."""
     events: dict[int, list[EventColumns]] = field(default_factory=dict[int, list[EventColumns]])
     """By rank."""
     starts: dict[int, int] = field(default_factory=dict[int, int])

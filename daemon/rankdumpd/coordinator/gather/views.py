@@ -21,7 +21,7 @@ def iteration_view(job: Job, pending: Pending, *, provisional: bool) -> Iteratio
     return IterationView(
         job_id=job.job_id,
         iteration=pending.iteration,
-        root=next(iter(job.roots), ""),
+        root=pending.root or next(iter(job.roots), ""),
         events={rank: tuple(batches) for rank, batches in pending.events.items()},
         excluded=ranks.excluded(),
         late=tuple(islice(late, _LATE_NAMED)),
@@ -49,8 +49,11 @@ def job_view(job: Job, *, now_s: float) -> JobView:
 
 
 def all_findings(job: Job) -> list[Finding]:
-    """Return what is odd about published iterations, what came too late for them last."""
-    return [*job.findings, *job.published.late_findings(MAX_FINDINGS)]
+    """Return what is odd about published iterations, what came too late for them and two trees
+    last.
+    """
+    late = job.published.late_findings(MAX_FINDINGS)
+    return [*job.findings, *late, *job.tree_findings()]
 
 
 def _merge_status(job: Job, *, now_s: float) -> MergeStatus:

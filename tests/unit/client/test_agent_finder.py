@@ -1,0 +1,117 @@
+"""Which agent takes the dump: the one named, this host's own, or one that is brought along."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from rankdump.contract.addresses import DEFAULT_AGENT
+from rankdump.contract.errors import UnavailableError
+from rankdump.session.agent import AgentAddress, AgentFinder, why_none_answers
+
+ABSENT = "no agent runs on this host"
+
+
+class Share:
+    """A share in a daemon that never runs."""
+
+    address, started_it = "unix:/brought", True
+    closed = 0
+
+    def close(self) -> str:
+        self.closed += 1
+        return ""
+
+
+class Rig:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, reason: str = ABSENT) -> None:
+        self.asked: list[tuple[str, bool]] = []
+        self.share = Share()
+        self.at_exit: list[object] = []
+        monkeypatch.setattr("atexit.register", lambda *call: self.at_exit.append(call))
+        self.finder = AgentFinder(self.lease, lambda address: reason)  # pyright: ignore[reportArgumentType]
+
+    def lease(self, job_id: str, merges: bool) -> Share:
+        self.asked.append((job_id, merges))
+        return self.share
+
+
+def test_the_one_that_is_named(monkeypatch):
+    """Also where it does not answer: who names one wants no other."""
+    rig = Rig(monkeypatch)
+    assert rig.finder.find({"RANKDUMP_AGENT": "unix:/named"}) == AgentAddress("unix:/named")
+    assert rig.asked == []
+
+
+def test_the_one_of_this_host(monkeypatch):
+    rig = Rig(monkeypatch, reason="")
+    assert rig.finder.find({}) == AgentAddress(DEFAULT_AGENT)
+    assert rig.asked == []
+
+
+def test_one_is_brought_along_once_and_said(monkeypatch, caplog):
+    """Until the process ends, for all its sessions."""
+    rig = Rig(monkeypatch)
+    for _ in range(2):
+        assert rig.finder.find({"RANKDUMP_JOB_ID": "a"}) == AgentAddress("unix:/brought")
+    assert rig.asked == [("a", True)]
+    assert caplog.messages == [
+        f"rankdump: {ABSENT}: started one for this job at unix:/brought, which ends with the job"
+    ]
+    assert len(rig.at_exit) == 1
+
+
+def test_a_rank_that_only_joins_says_nothing(monkeypatch, caplog):
+    rig = Rig(monkeypatch)
+    rig.share.started_it = False
+    rig.finder.find({"RANKDUMP_JOB_ID": "a"})
+    assert caplog.messages == []
+
+
+def test_ranks_on_several_hosts_get_no_order_and_are_told(monkeypatch, caplog):
+    """Coordinators of several hosts would write one order over the other."""
+    rig = Rig(monkeypatch)
+    environ = {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "RANKDUMP_JOB_ID": "a"}
+    rig.finder.find(environ)
+    assert rig.asked == [("a", False)]
+    assert "the order of all ranks is not merged" in caplog.text
+
+
+def test_none_is_brought_along_where_that_is_forbidden(monkeypatch):
+    rig = Rig(monkeypatch)
+    found = rig.finder.find({}, embedded=False)
+    assert found == AgentAddress(DEFAULT_AGENT, f"{ABSENT}, and rankdump.embedded is false")
+    assert rig.asked == []
+
+
+def test_one_that_cannot_be_started_is_missing(monkeypatch):
+    def refuse(job_id: str, merges: bool) -> Share:
+        raise UnavailableError("none can be started")
+
+    rig = Rig(monkeypatch)
+    finder = AgentFinder(refuse, lambda address: ABSENT)  # pyright: ignore[reportArgumentType]
+    assert finder.find({}).missing == f"{ABSENT}, and none can be started"
+    assert rig.at_exit == []
+
+
+def test_who_accepts_connections(socket_folder: Path):
+    """A socket that a killed agent left is none, and one that is busy answers later."""
+    path = socket_folder / "agent.sock"
+    address = f"unix:{path}"
+    assert why_none_answers(address) == ABSENT
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        assert why_none_answers(address) == ABSENT
+        listener.listen()
+        assert why_none_answers(address) == ""
+
+
+def test_an_agent_of_others_is_said(monkeypatch, socket_folder: Path):
+    def refuse(self: socket.socket, path: str) -> None:
+        raise PermissionError(13, os.strerror(13))
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    assert "this user may not use the agent of this host" in why_none_answers("unix:/a")
