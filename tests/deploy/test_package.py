@@ -117,7 +117,7 @@ def first_dump(host: Host) -> str:
     """Run the commands of the README's first dump as a user; return what they say."""
     text = (ROOT / "deploy" / "README.md").read_text()
     section = text.split("## First dump")[1]
-    script = section.split("```")[1]
+    script = section.split("```sh\n")[1].split("```")[0]
     assert "first_dump.py" in script
     return host.run("sh", "-ec", f"cd /home/alice; {script}", user="alice")
 

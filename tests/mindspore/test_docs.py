@@ -16,7 +16,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "mindspore.md"
 def _commands() -> list[list[str]]:
     """Return the lines of each block of commands."""
     blocks = re.findall(r"(?ms)^```(\w*)\n(.*?)^```$", PAGE.read_text())
-    return [block.splitlines() for language, block in blocks if not language]
+    return [block.splitlines() for language, block in blocks if language == "sh"]
 
 
 def _prepared(folder: Path, *arguments: str) -> None:

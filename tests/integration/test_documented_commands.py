@@ -1,0 +1,420 @@
+"""Every command of the documents does what it says, as it stands there.
+
+Where a command starts a training script it is run under `rankdump run` and plain, and both dump the
+same. `docs/mindspore.md` needs MindSpore: tests/mindspore/test_docs.py runs it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import distributed
+import pytest
+from suites import documented_material as material
+from suites.documented import PAGES, ROOT, Page, blocks, commands, unlabelled
+from suites.native_tree import write_tree
+
+import rankdump
+
+RUN = "rankdump run --config data_dump.json --"
+PACKAGE = "tests/deploy/test_package.py::test_from_the_first_start_to_the_stop"
+NEEDS_SYSTEMD = (
+    "sudo apt-get install -y debhelper python3-pip python3-venv",
+    "sudo apt-get install -y ./build/deb/rankdump_*.deb",
+    'sudo usermod -aG rankdump "$USER"',
+    "sudo systemctl enable --now rankdump-agent.socket",
+    "sudo systemctl edit rankdump-agent",
+    "systemctl enable --now rankdump-agent",
+    "systemctl enable --now rankdump-coordinator",
+    "systemctl reload rankdump-agent",
+    "systemctl status rankdump-agent",
+    "systemctl restart",
+)
+"""What changes a host that systemd runs; `make test-deploy` does the same in a copy of one."""
+
+
+@dataclass
+class Trained:
+    """Trees of the README's script: as `rankdump run` leaves it, and with other weights."""
+
+    tree: Path
+    other: Path
+
+
+def operators(tree: Path) -> Counter[tuple[object, ...]]:
+    """Return how many tensors of each operator a tree has."""
+    entries = rankdump.open(tree).tensors()
+    return Counter((e.key.rank, e.key.iteration, e.op_name, e.key.side) for e in entries)
+
+
+@pytest.fixture(scope="module")
+def temp() -> Iterator[Path]:
+    """A folder for sockets, where no other test looks for an agent of its job."""
+    folder = Path(tempfile.mkdtemp(prefix="rd-", dir="/tmp"))
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def environ(temp: Path) -> dict[str, str]:
+    return {"TMPDIR": str(temp), "OMP_NUM_THREADS": "1", "RANKDUMPD_AGENT__KEEP_FREE_RATIO": "0"}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, environ: dict[str, str]) -> Trained:
+    """Run the command of the README as it stands there, then without `rankdump run`."""
+    folder = tmp_path_factory.mktemp("trained")
+    page = Page(ROOT / "README.md", folder, environ)
+    write_job(page)
+    command = f"{RUN} torchrun --nproc-per-node 2 train.py"
+    page.run(command, says=r"all +18/18")
+    (folder / "data").rename(folder / "under_run")
+    page.environ |= {"RANKDUMP_CONFIG": "data_dump.json"}
+    plain(page, command)
+    assert operators(folder / "data/dump") == operators(folder / "under_run/dump")
+    page.environ |= {"SEED": "1"}
+    (folder / "data").rename(folder / "plain")
+    plain(page, command)
+    return Trained(folder / "under_run/dump", folder / "data/dump")
+
+
+def write_job(page: Page, config: str = "data_dump.json") -> None:
+    """Write the README's script, and a configuration that dumps into /data/dump."""
+    snippet = blocks(ROOT / "README.md", "python")[0]
+    material.script(page.folder / "train.py", snippet)
+    (page.folder / config).write_text(page.here(material.data_dump("/data/dump")))
+
+
+def plain(page: Page, command: str) -> None:
+    """Run a command of the page without `rankdump run` before it."""
+    done = page.shell(command.partition(" -- ")[2])
+    assert done.returncode == 0, done.stdout
+
+
+def copied(tree: Path, to: Path) -> None:
+    """Put a tree where a page has one; the files themselves are shared."""
+    shutil.copytree(tree, to, copy_function=os.link)
+
+
+def readme(page: Page, trained: Trained) -> None:
+    page.elsewhere(
+        f"{RUN} torchrun --nproc-per-node 2 train.py",
+        "tests/integration/test_documented_commands.py::trained",
+    )
+    write_job(page)
+    for name in ("data/dump", "before"):
+        copied(trained.tree, page.folder / name)
+    copied(trained.other, page.folder / "after")
+    page.run("rankdump order /data/dump --iteration 1", says="AllReduce")
+    page.run("rankdump order [TREE]", TREE="/data/dump", says="AllReduce")
+    page.run("rankdump diff after before", status=1, says="the difference starts at")
+    page.run("rankdump diff A B", A="before", B="before", says="0 different|equal")
+    page.run("rankdump ls TREE", TREE="/data/dump", says="Linear")
+    file = next((page.folder / "data/dump/rank_0").rglob("Linear.Default*Head*output*"))
+    page.run("rankdump show FILE", FILE=file, says=r"shape: +\(2,2\)")
+    page.run("rankdump stats TREE --nonfinite", TREE="/data/dump", says="all of them are finite")
+    page.run("rankdump find-source TREE train.py:24", TREE="/data/dump", says="Linear-op0")
+    page.run("rankdump config check FILE", FILE="data_dump.json", says="mindspore")
+    page.run("rankdump fsck TREE", TREE="/data/dump", says="digests right")
+    page.run("rankdump status [TREE]", TREE="/data/dump", says=r"all +18/18")
+    page.run("rankdump hints [TREE]", TREE="/data/dump", says="gloo")
+    page.run("rankdump forecast TREE", TREE="/data/dump", says="the largest iteration|iteration")
+    material.overflows(page.folder / "overflows")
+    page.run("rankdump overflow PATH", PATH="overflows", status=1, says="0x120")
+    material.bin_files(page.folder / "bins")
+    convert = "rankdump convert -d DIR -o OUT -f NCHW"
+    page.run(convert, DIR="bins", OUT="npy", status=1, says="3 tensors of 3 files")
+    write_tree(page.folder / "native")
+    page.run("rankdump ingest DIR --into TREE", DIR="native", TREE="taken", says="0 failed")
+    page.environ["RANKDUMP_AGENT"] = f"unix:{page.environ['TMPDIR']}/a.sock"
+    with standalone(page):
+        page.run("rankdump pin JOB", JOB="digits", says="is pinned")
+        page.run("rankdump unpin JOB", JOB="digits", says="is not pinned")
+    page.run("make demo", says="all +52/242")
+
+
+@contextlib.contextmanager
+def standalone(page: Page) -> Iterator[None]:
+    """Run a daemon at the address that the page's commands ask."""
+    socket = page.environ["RANKDUMP_AGENT"].removeprefix("unix:")
+    with page.background(
+        f"rankdumpd standalone --socket {socket} --state-dir state", "listening on"
+    ):
+        yield
+
+
+def apidump(page: Page, _: Trained) -> None:
+    snippet = blocks(page.path, "python")[0]
+    calls, _, compare = snippet.rpartition("\n\n")
+    material.script(page.folder / "train.py", calls)
+    page.run("rankdump run -- python train.py", says="dump")
+    for name in ("dump_of_torch", "dump_of_mindspore"):
+        (page.folder / name).symlink_to(page.folder / "under_run")
+    (page.folder / "dump").rename(page.folder / "under_run")
+    material.script(page.folder / "train.py", calls, compare)
+    page.run("python train.py")
+    assert operators(page.folder / "dump") == operators(page.folder / "under_run")
+    assert [*(page.folder / "compared").glob("*.csv")]
+    page.run("rankdump ls dump", says="NN_Linear_0_forward")
+    page.run("rankdump stats dump --nonfinite", says="all of them are finite")
+    page.run("rankdump find-source dump train.py:24", says="NN_Linear_0_forward")
+    page.run("rankdump order dump", says="NN_Linear_0_forward")
+    page.run("rankdump status dump", says=r"closed +2/2")
+    shutil.rmtree(page.folder / "dump")
+    material.script(page.folder / "train.py", calls)
+    page.run("torchrun --nproc-per-node 2 train.py")
+    assert rankdump.open(page.folder / "dump").ranks == (0, 1)
+
+
+def ascend(page: Page, _: Trained) -> None:
+    written = page.here((ROOT / "examples" / "acl.json").read_text())
+    (page.folder / "acl.json").write_text(written)
+    (page.folder / "data/dump").mkdir(parents=True)
+    page.run("rankdump config check acl.json", says=r"(?s)dialect: +acl.*of model Head")
+    attached = 'import rankdump\nrankdump.attach(encoder, name="Encoder")\n'
+    attached += (
+        'rankdump.attach(head, name="Head")\nfor batch in batches:\n    head(encoder(batch))'
+    )
+    material.script(page.folder / "train.py", attached)
+    page.run("rankdump run --config acl.json --output /data/dump -- python train.py", says="dump")
+    (page.folder / "data").rename(page.folder / "under_run")
+    (page.folder / "data/dump").mkdir(parents=True)
+    page.environ["RANKDUMP_CONFIG"] = "acl.json"
+    assert page.shell("python train.py").returncode == 0
+    (page.folder / "data").rename(page.folder / "plain")
+    (page.folder / "data/dump").mkdir(parents=True)
+    del page.environ["RANKDUMP_CONFIG"]
+    calls, tf = (page.here(text) for text in blocks(page.path, "python"))
+    material.script(page.folder / "train.py", calls)
+    assert page.shell("python train.py").returncode == 0
+    dumped = operators(page.folder / "under_run/dump")
+    assert dumped
+    assert operators(page.folder / "plain/dump") == operators(page.folder / "data/dump") == dumped
+    (page.folder / "data/dump").rename(page.folder / "of_calls")
+    (page.folder / "data/dump").mkdir()
+    material.script(
+        page.folder / "train.py", "import rankdump", tf, "for _ in range(3): model(batches[0])"
+    )
+    assert page.shell("python train.py").returncode == 0
+    page.run("rankdump convert -d /data/dump --recursive -o /data/npy", says="written")
+    material.overflows(page.folder / "data/native")
+    page.run("rankdump overflow /data/native", status=1, says="0x120")
+    ingest = "rankdump ingest /data/native --into /data/dump --follow --delete-source"
+    with page.running(ingest, "[1-9][0-9]* files"):
+        pass
+    assert not [*(page.folder / "data/native").glob("Conv2D*")]
+
+
+def comparing(page: Page, trained: Trained) -> None:
+    for name, tree in (("before", trained.tree), ("after", trained.other)):
+        copied(tree, page.folder / name)
+    both = {"A": "after", "B": "before"}
+    page.run("rankdump diff after before --limit 9", status=1, says="the difference starts at")
+    page.run("rankdump diff A B", status=1, says="the difference starts at", **both)
+    between = "rankdump diff A A --iteration-a 3 --iteration-b 5"
+    page.run(between, status=1, says="the difference starts at", A="after")
+    page.run("rankdump diff A/rank_1 B/rank_1", status=1, says="rank 1", **both)
+    with dask_scheduler() as address:
+        dask = "rankdump diff A B --dask tcp://scheduler:8786"
+        page.run(dask, status=1, **both, **{"tcp://scheduler:8786": address})
+
+
+@contextlib.contextmanager
+def dask_scheduler() -> Iterator[str]:
+    """Run a cluster of one worker, and give the address of its scheduler."""
+    settings = {"dashboard_address": None, "protocol": "tcp", "n_workers": 1}
+    with distributed.LocalCluster(processes=False, threads_per_worker=1, **settings) as cluster:
+        yield cluster.scheduler_address
+
+
+def configuration(page: Page, _: Trained) -> None:
+    text = material.data_dump("/data/dump", iteration="0|5-3")
+    (page.folder / "data_dump.json").write_text(text)
+    page.run(
+        "rankdump config check data_dump.json", says="(?s)mindspore-sync.*'5-3' runs backwards"
+    )
+
+
+def converting(page: Page, _: Trained) -> None:
+    material.bin_files(page.folder / "dump")
+    page.run(
+        "rankdump convert -d dump -o npy -f NCHW", status=1, says="(?s)ends at byte.*3 tensors"
+    )
+    page.run("ls npy", says=r"(?s)input.0.2x20x3x5.npy.*output.0.30x50.npy.*failed_file_list")
+
+
+def coordinator(page: Page, _: Trained) -> None:
+    """Both daemons as processes of their own, and a job at the agent."""
+    daemons = {}
+    settings = page.folder / "etc/rankdump/rankdumpd.toml"
+    settings.parent.mkdir(parents=True)
+    with contextlib.ExitStack() as running:
+        socket = f"{page.environ['TMPDIR']}/cluster.sock"
+        page.environ["RANKDUMP_AGENT"] = f"unix:{socket}"
+        for name in ("coordinator", "agent"):
+            settings.write_text(
+                f'[coordinator]\nlisten = "127.0.0.1:0"\nstate_dir = "{page.folder}/merged"\n'
+                f'[agent]\nlisten = "unix:{socket}"\nstate_dir = "{page.folder}/kept"\n'
+                f'coordinator = "{daemons.get("coordinator", "")}"\n'
+            )
+            command = f"rankdumpd {name} --config /etc/rankdump/rankdumpd.toml"
+            line = running.enter_context(page.running(command, "listening on"))
+            daemons[name] = line.split()[-1]
+        page.export(
+            "export RANKDUMP_COORDINATOR=host:7421", **{"host:7421": daemons["coordinator"]}
+        )
+        write_job(page)
+        page.environ |= {"RANKDUMP_JOB_ID": "digits", "RANKDUMP_CONFIG": "data_dump.json"}
+        done = page.shell("torchrun --nproc-per-node 2 train.py")
+        assert done.returncode == 0, done.stdout
+        with page.running("rankdump status --watch", r"all +18/18"):
+            pass
+        page.run("rankdump status --json", says='"job_id": "digits"')
+        page.run("rankdump order --findings", says="")
+        page.run("rankdump hints", says="gloo")
+
+
+def fsck(page: Page, trained: Trained) -> None:
+    copied(trained.tree, page.folder / "data/dump")
+    (page.folder / "data_dump.json").write_text(page.here(material.data_dump("/data/dump")))
+    page.run("rankdump fsck /data/dump", says="450 digests right")
+    page.run("rankdump fsck /data/dump --repair", says="450 digests right")
+    page.run("rankdump fsck /data/dump --rebuild --state-dir /var/lib/rankdump", says="")
+    rebuild = "rankdumpd rebuild TREE --state-dir DIR"
+    page.run(rebuild, TREE="/data/dump", DIR="another", says="")
+    page.run("rankdump forecast /data/dump --config data_dump.json", says="iterations of 2 ranks")
+
+
+def hints(page: Page, trained: Trained) -> None:
+    page.elsewhere("rankdump hints", "tests/integration/test_documented_commands.py::coordinator")
+    page.run("rankdump hints TREE", TREE=trained.tree, says="gloo")
+
+
+def ingest(page: Page, _: Trained) -> None:
+    for name in ("data", "dev/shm"):
+        write_tree(page.folder / name / "native")
+    page.run("rankdump ingest /data/native --into /data/tree", says="0 skipped, 0 failed")
+    shutil.rmtree(page.folder / "data/tree")
+    command = "rankdump ingest /dev/shm/native --into /data/tree --follow --delete-source"
+    with page.running(command, "[1-9][0-9]* files"):
+        pass
+    assert not [*(page.folder / "dev/shm/native").rglob("*.npy")]
+
+
+def order(page: Page, trained: Trained) -> None:
+    copied(trained.tree, page.folder / "data/dump")
+    tree = {"TREE": "/data/dump"}
+    page.run("rankdump order TREE --iteration 7 --rank 1", says="AllReduce", **tree)
+    page.run("rankdump order TREE --findings", says="", **tree)
+    (job,) = (page.folder / "data/dump").glob("global_execution_order/*.job")
+    command = "rankdump order TREE --job ID --json"
+    page.run(command, says='"entries"', ID=job.read_text().strip(), **tree)
+    names: dict[str, object] = {}
+    exec(page.here(blocks(page.path, "python")[0]), names)
+    assert isinstance(names["slow"], list)
+
+
+def overflow(page: Page, _: Trained) -> None:
+    material.overflows(page.folder / "dump/20261121180000/0/resnet/1/3")
+    page.run("rankdump overflow dump", status=1, says="(?s)0x120.*1 with an overflow")
+
+
+def reading(page: Page, _: Trained) -> None:
+    material.two_ranks(page.folder / "tree")
+    material.with_nan(page.folder / "dtypes")
+    material.of_a_device(page.folder / "ascend")
+    command = "rankdump ls tree --rank 1 --iteration 2 --op '*BiasAdd-op0'"
+    page.run(command, says=r"(?s)input +0 +float32 +\(8,4\) +128 B.*2 tensors of 1 rank")
+    page.run("rankdump stats dtypes --nonfinite", says="2 tensors not finite")
+    command = "rankdump find-source tree train_2rank.py:25 --rank 1 --limit 1"
+    page.run(command, says=r"(?s)AllReduce  Default/AllReduce-op0.*without a file")
+    page.run("rankdump ls ascend", says="3 tensors of 1 device")
+    file = next((page.folder / "ascend").rglob("MatMul.*"))
+    page.run("rankdump show FILE", FILE=file, says="float16")
+    names: dict[str, object] = {}
+    snippet = blocks(page.path, "python")[0].replace('"tree"', repr(str(page.folder / "tree")))
+    for line in snippet.splitlines():
+        code, _, value = line.partition("  # ")
+        if value and not value.startswith("a smaller"):
+            assert eval(code, names) == eval(f"({value})"), line
+        else:
+            exec(code, names)
+
+
+def security(page: Page, _: Trained) -> None:
+    (page.folder / "root").mkdir()
+    page.run("rankdumpd certs init /root/rankdump-ca")
+    for who in commands(page.path):
+        if who.startswith("rankdumpd certs issue"):
+            page.run(who, says="issued|\\[tls\\]|RANKDUMP_TLS")
+    page.run("rankdumpd certs show /root/rankdump-ca", says="(?s)coordinator.*node17|node17")
+    page.run("rankdumpd certs revoke /root/rankdump-ca ann", says="ann")
+
+
+def deploy(page: Page, _: Trained) -> None:
+    for command in NEEDS_SYSTEMD:
+        page.elsewhere(command, PACKAGE)
+    page.elsewhere("/usr/lib/rankdump/bin/python3 /usr/share/doc/rankdump/first_dump.py", PACKAGE)
+    for name in ("status", "ls"):
+        page.elsewhere(f"rankdump {name} /var/dump/first", PACKAGE)
+    page.elsewhere("pip install /usr/share/rankdump/rankdump-*.whl", PACKAGE)
+    socket = page.environ["TMPDIR"].lstrip("/") + "/host.sock"
+    variables = "export RANKDUMP_AGENT=unix:/run/rankdump/agent.sock RANKDUMP_CONFIG=data_dump.json"
+    page.export(variables, **{"run/rankdump/agent.sock": socket})
+    write_job(page)
+    with standalone(page):
+        page.run("torchrun --nproc-per-node 2 train.py")
+        page.shell("rankdump status /data/dump")
+    assert rankdump.open(page.folder / "data/dump").ranks == (0, 1)
+
+
+def mindspore(page: Page, _: Trained) -> None:
+    for command in commands(page.path):
+        page.elsewhere(command, "tests/mindspore/test_docs.py::test_two_ranks")
+
+
+def performance(page: Page, _: Trained) -> None:
+    """A benchmark takes many minutes; that it is there is all that is looked at."""
+    for command in commands(page.path):
+        if bench := re.match(r"python -m bench (\w+)", command):
+            page.elsewhere(command, f"bench/{bench[1]}.py::measure")
+
+
+SCENES: dict[str, Callable[[Page, Trained], None]] = {
+    "README.md": readme,
+    "docs/apidump.md": apidump,
+    "docs/ascend.md": ascend,
+    "docs/comparing.md": comparing,
+    "docs/configuration.md": configuration,
+    "docs/converting.md": converting,
+    "docs/coordinator.md": coordinator,
+    "docs/fsck.md": fsck,
+    "docs/hints.md": hints,
+    "docs/ingest.md": ingest,
+    "docs/mindspore.md": mindspore,
+    "docs/order.md": order,
+    "docs/overflow.md": overflow,
+    "docs/performance.md": performance,
+    "docs/reading.md": reading,
+    "docs/security.md": security,
+    "deploy/README.md": deploy,
+}
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_commands(path: Path, tmp_path: Path, environ: dict[str, str], trained: Trained):
+    name = str(path.relative_to(ROOT))
+    assert not unlabelled(path), "label the block `sh` or `console`"
+    page = Page(path, tmp_path, environ)
+    if scene := SCENES.get(name):
+        scene(page, trained)
+    page.finish()
