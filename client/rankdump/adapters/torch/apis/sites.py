@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rankdump.adapters.api_stacks import Stacks
-from rankdump.adapters.torch import modules
+from rankdump.adapters.torch import dropping, modules
 
 
 class Whose(Enum):
@@ -40,6 +40,12 @@ class Whose(Enum):
 _TORCH = f"{Path(str(torch.__file__)).parent}{os.sep}"
 _OURS = f"{Path(__file__).parents[3]}{os.sep}"
 _FUNCTIONAL = str(functional.__file__)
+_STANDS_BETWEEN = (
+    f"{Path(__file__).parent}{os.sep}",
+    str(modules.__file__),
+    str(dropping.__file__),
+)
+"""Our own code that the script's calls pass through."""
 _GRAPH = "<eval_with_key>"
 _IMPORTS = "<frozen "
 _INDUCTOR = "torchinductor_"
@@ -47,7 +53,7 @@ _COMPILED = ("_inductor", "_functorch/_aot_autograd", "_functorch/aot_autograd.p
 """What runs compiled code; what compiled code calls stands right below it."""
 _WHOSE = (
     (_GRAPH, Whose.GENERATED),
-    ((f"{Path(__file__).parent}{os.sep}", str(modules.__file__), _IMPORTS), Whose.TORCH),
+    ((*_STANDS_BETWEEN, _IMPORTS), Whose.TORCH),
     (_OURS, Whose.NOBODY),
     (tuple(f"{_TORCH}{part.replace('/', os.sep)}" for part in _COMPILED), Whose.COMPILED),
     (f"{_TORCH}_dynamo{os.sep}", Whose.COMPILER),
