@@ -405,7 +405,14 @@ SCENES = [
         {"watcher_nodes": ["b"]},
         dump_scene="watcher",
         gives={"selection.watched": Watched((), ("b",))},
-        warns=("nothing to read",),
+    ),
+    listed(
+        "watcher, one of two items without layer",
+        *LIST,
+        {"watcher_nodes": ["d"]},
+        dump_scene="watcher",
+        gives={"selection.watched": Watched((), ("b", "d"))},
+        warns=("joins the item before",),
     ),
 ]
 

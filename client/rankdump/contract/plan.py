@@ -50,10 +50,11 @@ class Excluded:
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """Operators whose outputs are read again each time that another one has run."""
+    """Operators whose outputs are read, and again each time that another one has run."""
 
     layers: tuple[str, ...]
-    """Operators after which it is done, by full scope name or as `Operators.spelt` says."""
+    """Operators after which it is done, by full scope name or as `Operators.spelt` says; none for
+    every other operator."""
     nodes: tuple[str, ...]
     """Operators whose outputs are read then, of the same model."""
 

@@ -99,11 +99,14 @@ def exclusion_verdict(
 
 
 def watch_verdict(watched: Watched, op_name: str) -> Verdict:
-    """Decide on what was read again, by the name that `watch_name` gave it."""
+    """Decide on a watched operator's outputs, also by the name that `watch_name` gave them."""
+    if named_in(watched.nodes, op_name):
+        return YES
     parts = op_name.split(_TO, _MOST_SPLITS)
     for at in range(1, len(parts)):
         layer, node = _TO.join(parts[:at]), _TO.join(parts[at:])
-        if named_in(watched.layers, layer) and named_in(watched.nodes, node):
+        of_layer = not watched.layers or named_in(watched.layers, layer)
+        if of_layer and named_in(watched.nodes, node):
             return YES
     return Verdict(False, "it is not watched")
 

@@ -100,7 +100,6 @@ def run(**facts) -> Run:
         ({}, {"tensors_lost": 4}, "every one of the 4 tensors that the plan selects was lost"),
         ({"trigger": "overflow"}, {"tensors_lost": 4}, "every one of the 4 tensors"),
         ({}, {}, "what the plan selects handed over no tensor"),
-        ({"watched": Watched(("a",), ("b",))}, {}, "no layer of the plan ended after one of its"),
     ],
 )
 def test_an_empty_dump_has_a_cause(selection, facts, reason):
