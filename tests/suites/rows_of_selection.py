@@ -186,7 +186,15 @@ CLASSES = [
     kernels("quotes", 'a"b', types=["ab"], warns=("is read as 'ab'",)),
     kernels("empty text is skipped", "", "a", types=["a"]),
     kernels("empty list", warns=("kernels: [] selects nothing, as in 2.3; from 2.5",)),
-    kernels("list of empty text", "", warns=("kernels: [''] selects nothing",)),
+    *(
+        Row(
+            f"1.7 list of empty text: {items}",
+            common={"dump_mode": 1, "kernels": items},
+            gives={"selection.operators": Operators()},
+            warns=(f"kernels: {items} selects every operator",),
+        )
+        for items in ([""], [" ", ""])
+    ),
     kernels("duplicate", "a", "a", types=["a"], warns=("'a' stands there twice",)),
     kernels("short name", "Conv2D-op0", names=["Conv2D-op0"], warns=("begins with its scope",)),
     kernels("no number", "Default/a/B", names=["Default/a/B"], warns=("such as -op0",)),

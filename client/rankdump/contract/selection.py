@@ -71,11 +71,12 @@ def listed_verdict(operators: Operators, op_name: str) -> Verdict:
     """Decide on an operator by the lists alone.
 
     The order of the tests and the meaning of each class are MindSpore's (MatchKernel). A gradient
-    or a recomputed call is selected by its own name, and together with its operator.
+    or a recomputed call is selected by its own name, and together with its operator; expressions
+    look at its own name alone.
     """
-    either = (op_name, matched_name(op_name))
-    if any(re.fullmatch(pattern, name) for pattern in operators.patterns for name in either):
+    if any(re.fullmatch(pattern, op_name) for pattern in operators.patterns):
         return YES
+    either = (op_name, matched_name(op_name))
     if named_in(operators.names, *either) if operators.spelt else _within(operators.names, either):
         return YES
     kind = type_in(op_name).lower()

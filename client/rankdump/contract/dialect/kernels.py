@@ -19,6 +19,7 @@ Warn = Callable[[object, str], None]
 _REGEX_HEAD, _REGEX_TAIL = "name-regex(", ")"
 _CALL = re.compile(r"-op[0-9]+(?:_[0-9]+)?$")
 _NOTHING = "selects nothing, as in 2.3; from 2.5 on MindSpore takes it for every operator"
+_EVERYTHING = "selects every operator, as in MindSpore 2.0 and from 2.5 on"
 
 
 def parse_kernels(items: Sequence[object], warn: Warn) -> Operators:
@@ -39,10 +40,14 @@ def parse_kernels(items: Sequence[object], warn: Warn) -> Operators:
         if kept in into:
             warn(item, "stands there twice and counts once")
         into[kept] = None
-    if not (names or types or patterns):
-        warn(list(items), _NOTHING)
+    empty = not (names or types or patterns)
+    if empty:
+        warn(list(items), _EVERYTHING if items else _NOTHING)
     return Operators(
-        everything=False, names=tuple(names), types=tuple(types), patterns=tuple(patterns)
+        everything=empty and bool(items),
+        names=tuple(names),
+        types=tuple(types),
+        patterns=tuple(patterns),
     )
 
 
