@@ -195,6 +195,18 @@ CLASSES = [
         )
         for items in ([""], [" ", ""])
     ),
+    *(
+        Row(
+            f"1.7 {source}",
+            common={"dump_mode": 1, "kernels": items},
+            refused=f"{C}.kernels",
+            allowed=allowed,
+        )
+        for source, items, allowed in (
+            ("long expression", [f"name-regex({'a' * 1001})"], "one of 1001 characters"),
+            ("too many", [f"name-regex(a{n})" for n in range(1001)], "not 1001 of them"),
+        )
+    ),
     kernels("duplicate", "a", "a", types=["a"], warns=("'a' stands there twice",)),
     kernels("short name", "Conv2D-op0", names=["Conv2D-op0"], warns=("begins with its scope",)),
     kernels("no number", "Default/a/B", names=["Default/a/B"], warns=("such as -op0",)),

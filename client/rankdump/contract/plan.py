@@ -20,7 +20,10 @@ Precision = Literal["high", "low"]
 FileFormat = Literal["npy", "bin"]
 Tables = Literal["folder", "operator"]
 
-NET_NAME = re.compile(r"[A-Za-z0-9_-]+")
+MAX_PATTERN = 1000
+MAX_PATTERNS = 1000
+"""Of one list, and characters of each: every one is tried on every name."""
+NET_NAME = re.compile(r"[A-Za-z0-9_-]{1,255}")
 """What may name a network: it is a folder of the tree."""
 STARTED = re.compile(r"[0-9]{14}")
 UNNAMED = "Net"

@@ -26,6 +26,8 @@ class Run:
     marked: bool = False
     switched: bool = False
     """The script used `dump_start` or `dump_stop`."""
+    refused: bool = False
+    """The agent refused the rank: what did not happen after that says nothing of the plan."""
 
 
 @dataclass(frozen=True, slots=True)
