@@ -75,7 +75,11 @@ PATH = [
         Row(f"1.5 slashes: {path}", common={"path": path}, gives={"output.root": root})
         for path, root in (("/a/", "/a"), ("//a///b", "/a/b"), ("/", "/"))
     ),
-    *refused("1.5 relative", f"{C}.path", "a", "./a", "~/a", allowed="an absolute folder"),
+    *refused("1.5 relative", f"{C}.path", "a", "./a", allowed="an absolute folder"),
+    *refused("1.5 a home", f"{C}.path", "~/a", allowed="- and /: nothing replaces ~ here"),
+    *refused(
+        "1.5 a variable", f"{C}.path", "$HOME/a", "/a/$HOME", allowed=": nothing replaces $HOME"
+    ),
     *refused(
         "1.5 characters", f"{C}.path", "/a.b", "/a b", "/a:b", "/..", "/\u00e9", allowed="A-Z"
     ),
