@@ -128,6 +128,21 @@ def test_a_plain_script_brings_an_agent_along(job, begin):
     )
 
 
+@pytest.mark.parametrize("variable", ["RANKDUMP_CONFIG", "MINDSPORE_DUMP_CONFIG"])
+def test_a_script_with_a_wrong_configuration_runs_as_without_one(job, variable):
+    """One line names the fault, and nothing after it gives another cause."""
+    tree = job.folder / "dump"
+    config = configuration(job.folder, tree)
+    config.write_text(config.read_text().replace('"Net"', '"' + "n" * 256 + '"'))
+    script = ARRAYS.format(begin=BEGINNINGS["environment"]) + "print('ran')"
+    out, err = job.run(script, **{variable: str(config)})
+    assert out == "ran\n"
+    (line,) = err.splitlines()
+    assert line.startswith(f"rankdump: nothing will be dumped: {config}: common_dump_settings.net_")
+    assert line.endswith("is not allowed; allowed: 1 to 255 letters, digits, _ and -")
+    assert not tree.exists()
+
+
 @pytest.mark.torch
 def test_calls_of_cann_bring_an_agent_along(job):
     file = job.folder / "acl.json"

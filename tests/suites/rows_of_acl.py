@@ -374,6 +374,13 @@ SCENES = [
         warns=("extra-info/data-dump",),
     ),
     AclRow(
+        "exception: a folder that a shell would have found",
+        {"dump_scene": "lite_exception", "dump_path": "/d/${HOME}"},
+        bare=True,
+        gives={"output.root": "/d/${HOME}/extra-info/data-dump"},
+        warns=("extra-info/data-dump", "is taken as it stands: nothing replaces ${HOME} here"),
+    ),
+    AclRow(
         "exception: RANKDUMP_OUTPUT",
         {"dump_scene": "lite_exception"},
         bare=True,
@@ -405,7 +412,14 @@ SCENES = [
         {"watcher_nodes": ["b"]},
         dump_scene="watcher",
         gives={"selection.watched": Watched((), ("b",))},
-        warns=("nothing to read",),
+    ),
+    listed(
+        "watcher, one of two items without layer",
+        *LIST,
+        {"watcher_nodes": ["d"]},
+        dump_scene="watcher",
+        gives={"selection.watched": Watched((), ("b", "d"))},
+        warns=("joins the item before",),
     ),
 ]
 

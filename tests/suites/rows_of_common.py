@@ -46,6 +46,8 @@ KEYS = [
     Row("1.3 dump_mode 2", common={"dump_mode": 2}, gives={"selection.operators": MARKED}),
     *refused("1.3", f"{C}.dump_mode", ABSENT, 3, allowed="or 2 (those marked with set_dump)"),
     *refused("1.3", f"{C}.net_name", ABSENT, "", "a.b", "a b", "a/b", "n\n", "\u00e9", allowed="_"),
+    Row("1.3 longest", common={"net_name": "n" * 255}, gives={"output.net_name": "n" * 255}),
+    *refused("1.3 too long", f"{C}.net_name", "n" * 256, allowed="1 to 255"),
     Row("1.3 net_name", common={"net_name": "A-z_0"}, gives={"output.net_name": "A-z_0"}),
     *refused("1.3", f"{C}.iteration", ABSENT, allowed='"0|5-8|100-120"'),
     *refused("1.3", f"{C}.input_output", ABSENT, 3, 7, allowed="1 (inputs) or 2 (outputs)"),

@@ -75,7 +75,11 @@ PATH = [
         Row(f"1.5 slashes: {path}", common={"path": path}, gives={"output.root": root})
         for path, root in (("/a/", "/a"), ("//a///b", "/a/b"), ("/", "/"))
     ),
-    *refused("1.5 relative", f"{C}.path", "a", "./a", "~/a", allowed="an absolute folder"),
+    *refused("1.5 relative", f"{C}.path", "a", "./a", allowed="an absolute folder"),
+    *refused("1.5 a home", f"{C}.path", "~/a", allowed="- and /: nothing replaces ~ here"),
+    *refused(
+        "1.5 a variable", f"{C}.path", "$HOME/a", "/a/$HOME", allowed=": nothing replaces $HOME"
+    ),
     *refused(
         "1.5 characters", f"{C}.path", "/a.b", "/a b", "/a:b", "/..", "/\u00e9", allowed="A-Z"
     ),
@@ -186,7 +190,27 @@ CLASSES = [
     kernels("quotes", 'a"b', types=["ab"], warns=("is read as 'ab'",)),
     kernels("empty text is skipped", "", "a", types=["a"]),
     kernels("empty list", warns=("kernels: [] selects nothing, as in 2.3; from 2.5",)),
-    kernels("list of empty text", "", warns=("kernels: [''] selects nothing",)),
+    *(
+        Row(
+            f"1.7 list of empty text: {items}",
+            common={"dump_mode": 1, "kernels": items},
+            gives={"selection.operators": Operators()},
+            warns=(f"kernels: {items} selects every operator",),
+        )
+        for items in ([""], [" ", ""])
+    ),
+    *(
+        Row(
+            f"1.7 {source}",
+            common={"dump_mode": 1, "kernels": items},
+            refused=f"{C}.kernels",
+            allowed=allowed,
+        )
+        for source, items, allowed in (
+            ("long expression", [f"name-regex({'a' * 1001})"], "one of 1001 characters"),
+            ("too many", [f"name-regex(a{n})" for n in range(1001)], "not 1001 of them"),
+        )
+    ),
     kernels("duplicate", "a", "a", types=["a"], warns=("'a' stands there twice",)),
     kernels("short name", "Conv2D-op0", names=["Conv2D-op0"], warns=("begins with its scope",)),
     kernels("no number", "Default/a/B", names=["Default/a/B"], warns=("such as -op0",)),

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import linecache
+import math
+import operator
 from pathlib import Path
 
 import numpy as np
@@ -172,6 +174,33 @@ OPERATORS = {
     "torch.cat([x, y])": "Torch_cat",
     "torch.ops.aten.tanh(x)": "Torch_tanh",
     "nn.LogSoftmax(dim=-1)(x)": "Functional_log_softmax",
+    "-functional.relu(x)": "Functional_relu Tensor___neg__",
+    "2 * functional.relu(x)": "Functional_relu Tensor___rmul__",
+    "math.sqrt(4) * torch.relu(x)": "Torch_relu Tensor___rmul__",
+    "2 * x.mul(2)": "Tensor_mul Tensor___rmul__",
+    "float(len(x)) + x.add(1)": "Tensor_add Tensor___radd__",
+    "x.mul(y) * torch.relu(x)": "Tensor_mul Torch_relu Tensor___mul__",
+    "sum([x, y])": "Tensor___radd__ Tensor___add__",
+    "operator.mul(2, x)": "Tensor___rmul__",
+    "operator.add(x, y)": "Tensor___add__",
+    "1 / x": "Tensor_reciprocal Tensor___mul__",
+    "1 / nn.Parameter(x)": "Tensor_reciprocal Tensor___mul__",
+    "x + nn.Parameter(y)": "Tensor___add__",
+    "2 ** x": "Torch_pow",
+    "x // 2": "Torch_floor_divide",
+    "2 // x": "Torch_floor_divide",
+    "2 % x": "Torch_remainder",
+    "x % 2": "Tensor___mod__",
+    "2 < x": "Tensor___gt__",
+    "2 > x": "Tensor___lt__",
+    "1 == x": "Tensor___eq__",
+    "abs(x)": "Tensor___abs__",
+    "x.abs()": "Tensor_abs",
+    "x.neg()": "Tensor_neg",
+    "x.pow(2)": "Tensor_pow",
+    "x.lt(2)": "Tensor_lt",
+    "x.__rmul__(2)": "Tensor___rmul__",
+    "functional.softsign(x)": "Functional_softsign",
 }
 
 
@@ -179,11 +208,11 @@ OPERATORS = {
 def test_names_of_callables(recorder, text) -> None:
     """Operators, methods, functions, each as the real tool spells it where it lists it."""
     space = {"x": torch.ones(2, 2), "y": torch.ones(2, 2), "torch": torch, "nn": nn}
-    space["functional"] = functional
+    space |= {"functional": functional, "math": math, "operator": operator}
     exec(f"def call(x, y):\n    return {text}", space)
     with watched(recorder, filter_data=False):
         space["call"](space["x"], space["y"])
-    assert recorder.names == [f"{OPERATORS[text]}_0_forward"]
+    assert recorder.names == [f"{name}_0_forward" for name in OPERATORS[text].split()]
 
 
 def test_what_is_no_call(recorder) -> None:

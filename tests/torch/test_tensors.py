@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -15,9 +16,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from rankdump.adapters.array_calls import ArrayCalls
 from rankdump.adapters.torch.tensors import TorchTensor, source_of
 from rankdump.contract.dtypes import ELEMENT_TYPES
 from rankdump.contract.errors import ProtocolError
+from rankdump.contract.key import Side
+from rankdump.session.frameworks import source_of as source_of_array
 
 
 def read(tensor: Tensor) -> bytes:
@@ -384,3 +388,32 @@ def test_a_view_stands_with_what_it_is_a_view_of() -> None:
     before = standing(base)
     view.detach().add_(1)
     assert before != standing(base)
+
+
+class TestHandedOver:
+    """Tensors that a script gives to `Session.dump`."""
+
+    TENSORS: ClassVar[dict[str, Tensor]] = {
+        "bfloat16": torch.arange(4.0, dtype=torch.bfloat16),
+        "float8_e4m3fn": torch.ones(3).to(torch.float8_e4m3fn),
+        "float32": torch.ones(2, requires_grad=True),
+        "complex64": torch.ones(2, dtype=torch.complex64).conj(),
+    }
+
+    def test_each_type_is_read(self, recorder) -> None:
+        """Also types that numpy does not know, and tensors that it refuses to view."""
+        calls = ArrayCalls(recorder, source_of_array)
+        for name, tensor in self.TENSORS.items():
+            calls.dump("Op", f"Default/{name}-op0", Side.OUTPUT, 0, tensor, 0)
+        calls.constant("weight", nn.Parameter(torch.ones(2, dtype=torch.bfloat16)), 0)
+        calls.finish()
+        assert [taken.dtype for taken in recorder.taken] == [*self.TENSORS, "bfloat16"]
+        for taken, tensor in zip(recorder.taken, self.TENSORS.values(), strict=False):
+            assert taken.data == raw(tensor.detach().resolve_conj())
+        assert not recorder.lost
+
+    def test_one_without_elements_is_lost_with_its_reason(self, recorder) -> None:
+        calls = ArrayCalls(recorder, source_of_array)
+        calls.dump("Op", "Default/a-op0", Side.OUTPUT, 0, torch.eye(2).to_sparse(), 0)
+        calls.finish()
+        assert [lost[-1] for lost in recorder.lost] == ["unsupported_sparse"]

@@ -7,19 +7,17 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-import numpy.typing as npt
-
-from rankdump.adapters.arrays import ArraySource
 from rankdump.adapters.stack import lines_now
 from rankdump.contract.errors import UnsupportedError
 from rankdump.contract.graph import GraphNode, SourceLine, TensorType
 from rankdump.contract.key import Side
 from rankdump.contract.selection import type_in
 from rankdump.hook import PARAMETER, is_gradient
-from rankdump.values import Begun, Observation, Recorder
+from rankdump.values import Begun, Observation, Recorder, TensorSource
 
 logger = logging.getLogger(__name__)
 
@@ -76,13 +74,15 @@ class _Open:
 class ArrayCalls:
     """The operators of one session; each thread has one open at most."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, source_of: Callable[[Any], TensorSource | str]) -> None:
+        """`source_of` returns what reads an array, or the reason why nothing can."""
         self._recorder = recorder
+        self._source_of = source_of
         self._open: dict[int, _Open] = {}
         self._constants: dict[tuple[int, str], Observation] = {}
 
     def dump(
-        self, op_type: str, op_name: str, side: Side, slot: int, array: npt.ArrayLike, graph: int
+        self, op_type: str, op_name: str, side: Side, slot: int, array: Any, graph: int
     ) -> None:
         """Hand over one array; one that no file can hold is lost."""
         operator = self._operator(graph, op_type, op_name)
@@ -98,7 +98,7 @@ class ArrayCalls:
             Observation(graph, op_type, op_name, side, slot, "", source, state=state)
         )
 
-    def constant(self, name: str, array: npt.ArrayLike, graph: int) -> None:
+    def constant(self, name: str, array: Any, graph: int) -> None:
         """Hand over a constant, in the first armed iteration from now on."""
         place = (graph, PARAMETER, name, Side.OUTPUT, 0)
         source = self._source(place, array)
@@ -141,11 +141,12 @@ class ArrayCalls:
             self._recorder.describe(operator.graph, operator.node)
         self._recorder.settled(operator.graph, operator.name, raised=raised)
 
-    def _source(
-        self, place: tuple[int, str, str, Side, int], array: npt.ArrayLike
-    ) -> ArraySource | None:
+    def _source(self, place: tuple[int, str, str, Side, int], array: Any) -> TensorSource | None:
         try:
-            return ArraySource(array)
+            source = self._source_of(array)
+            if not isinstance(source, str):
+                return source
+            self._recorder.lose(*place, source)
         except (UnsupportedError, TypeError, ValueError) as error:
             logger.debug("array of %s refused: %s", place[2], error)
             self._recorder.lose(*place, UNSUPPORTED_DTYPE)

@@ -81,8 +81,9 @@ def _devices(selection: Selection) -> str:
 def _models(selection: Selection) -> dict[str, str]:
     watched = selection.watched
     if watched is not None:
-        layers, nodes = (", ".join(names) or "none" for names in (watched.layers, watched.nodes))
-        return {"operators": f"{nodes}; their outputs, read again after each of {layers}"}
+        nodes, layers = ", ".join(watched.nodes), ", ".join(watched.layers)
+        after = f"each of {layers}" if layers else "every other operator"
+        return {"operators": f"{nodes}; their outputs, and again after {after}"}
     named = {f"of model {name}": _operators(each) for name, each in selection.models}
     if named and selection.operators == Operators(everything=False):
         return named

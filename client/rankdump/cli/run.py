@@ -187,7 +187,7 @@ def _likely_cause(code: int, plan: DumpPlan | None) -> str:
     if code:
         return f"the command ended with code {code} before any rank opened a session"
     return (
-        "the command never opened a session (rankdump.attach, rankdump.Session, rankdump.acl), or "
-        "its ranks run where RANKDUMP_AGENT is not passed on, such as on another host or in a "
-        "container"
+        "the command never opened a session (rankdump.attach, rankdump.Session, rankdump.acl), "
+        "its ranks were refused, which their own lines say, or they run where RANKDUMP_AGENT is "
+        "not passed on, such as on another host or in a container"
     )

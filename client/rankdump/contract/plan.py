@@ -20,7 +20,10 @@ Precision = Literal["high", "low"]
 FileFormat = Literal["npy", "bin"]
 Tables = Literal["folder", "operator"]
 
-NET_NAME = re.compile(r"[A-Za-z0-9_-]+")
+MAX_PATTERN = 1000
+MAX_PATTERNS = 1000
+"""Of one list, and characters of each: every one is tried on every name."""
+NET_NAME = re.compile(r"[A-Za-z0-9_-]{1,255}")
 """What may name a network: it is a folder of the tree."""
 STARTED = re.compile(r"[0-9]{14}")
 UNNAMED = "Net"
@@ -50,10 +53,11 @@ class Excluded:
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """Operators whose outputs are read again each time that another one has run."""
+    """Operators whose outputs are read, and again each time that another one has run."""
 
     layers: tuple[str, ...]
-    """Operators after which it is done, by full scope name or as `Operators.spelt` says."""
+    """Operators after which it is done, by full scope name or as `Operators.spelt` says; none for
+    every other operator."""
     nodes: tuple[str, ...]
     """Operators whose outputs are read then, of the same model."""
 

@@ -9,6 +9,8 @@ from typing import Any, get_args
 
 from rankdump.contract.errors import ProtocolError
 from rankdump.contract.plan import (
+    MAX_PATTERN,
+    MAX_PATTERNS,
     NET_NAME,
     STARTED,
     Content,
@@ -31,11 +33,7 @@ from rankdump.contract.plan import (
 from rankdump.contract.statistics import ITEMS
 
 PLAN_VERSION = 1
-MAX_PATTERN = 1000
-MAX_PATTERNS = 1000
-"""Of one list; each is tried on every name."""
 MAX_ROOT = 4096
-MAX_NET_NAME = 255
 
 
 def plan_to_json(plan: DumpPlan) -> bytes:
@@ -148,15 +146,12 @@ def _output(body: dict[str, Any]) -> Output:
         raise ValueError(f"output with {texts!r}")
     if not all(type(mode) is int and 0 <= mode <= 0o777 for mode in modes):
         raise ValueError(f"output with modes {modes!r}")
-    if len(body["root"]) > MAX_ROOT or len(body["net_name"]) > MAX_NET_NAME:
-        raise ValueError(
-            f"output with a root of {len(body['root'])} characters, "
-            f"a net_name of {len(body['net_name'])}"
-        )
+    if len(body["root"]) > MAX_ROOT:
+        raise ValueError(f"output with a root of {len(body['root'])} characters")
     if not body["root"].startswith("/"):
         raise ValueError(f"output with root {body['root']!r}")
     if body["net_name"] and not NET_NAME.fullmatch(body["net_name"]):
-        raise ValueError(f"output with net_name {body['net_name']!r}")
+        raise ValueError(f"output with net_name {body['net_name'][:300]!r}")
     if body["started"] and not STARTED.fullmatch(body["started"]):
         raise ValueError(f"output started at {body['started']!r}")
     _one_of(FileFormat, body["file_format"])

@@ -71,11 +71,12 @@ def listed_verdict(operators: Operators, op_name: str) -> Verdict:
     """Decide on an operator by the lists alone.
 
     The order of the tests and the meaning of each class are MindSpore's (MatchKernel). A gradient
-    or a recomputed call is selected by its own name, and together with its operator.
+    or a recomputed call is selected by its own name, and together with its operator; expressions
+    look at its own name alone.
     """
-    either = (op_name, matched_name(op_name))
-    if any(re.fullmatch(pattern, name) for pattern in operators.patterns for name in either):
+    if any(re.fullmatch(pattern, op_name) for pattern in operators.patterns):
         return YES
+    either = (op_name, matched_name(op_name))
     if named_in(operators.names, *either) if operators.spelt else _within(operators.names, either):
         return YES
     kind = type_in(op_name).lower()
@@ -99,11 +100,14 @@ def exclusion_verdict(
 
 
 def watch_verdict(watched: Watched, op_name: str) -> Verdict:
-    """Decide on what was read again, by the name that `watch_name` gave it."""
+    """Decide on a watched operator's outputs, also by the name that `watch_name` gave them."""
+    if named_in(watched.nodes, op_name):
+        return YES
     parts = op_name.split(_TO, _MOST_SPLITS)
     for at in range(1, len(parts)):
         layer, node = _TO.join(parts[:at]), _TO.join(parts[at:])
-        if named_in(watched.layers, layer) and named_in(watched.nodes, node):
+        of_layer = not watched.layers or named_in(watched.layers, layer)
+        if of_layer and named_in(watched.nodes, node):
             return YES
     return Verdict(False, "it is not watched")
 

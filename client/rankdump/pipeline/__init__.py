@@ -184,7 +184,8 @@ class Pipeline:
         self._declaring.events()
         if self._course.ever_armed and (self._accounts.kept or not self._quiet):
             self._declaring.graphs()
-        run = run_of(self._device, self._course, self._filter, self._accounts)
+        refused = self._ship.link is Link.REFUSED
+        run = run_of(self._device, self._course, self._filter, self._accounts, refused=refused)
         retired_in = self._course.retired_in
         farewell = farewell_of(self._plan, run, self._filter.unmatched, retired_in=retired_in)
         self._ship.submit(SessionEnd(self._course.seen, farewell.notes))

@@ -26,6 +26,8 @@ class Run:
     marked: bool = False
     switched: bool = False
     """The script used `dump_start` or `dump_stop`."""
+    refused: bool = False
+    """The agent refused the rank: what did not happen after that says nothing of the plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +52,6 @@ def why_nothing(plan: DumpPlan, run: Run) -> Cause | None:
         return Cause(_selected_nothing(plan, run))
     if run.tensors_lost:
         return Cause(f"every one of the {run.tensors_lost} tensors that the plan selects was lost")
-    if plan.selection.watched is not None:
-        lists = wording_of(plan).lists
-        return Cause(f"no layer of {lists} ended after one of its watcher_nodes had run")
     if run.left_out:
         words = "every tensor of the operators that the plan selects is left out by it"
         return Cause(words, fault=False)

@@ -25,7 +25,9 @@ class Farewell:
     """All of it, as the agent keeps it."""
 
 
-def run_of(device: int, course: Course, selection: Filter, accounts: Accounts) -> Run:
+def run_of(
+    device: int, course: Course, selection: Filter, accounts: Accounts, *, refused: bool
+) -> Run:
     """Return what came of a run."""
     return Run(
         device=device,
@@ -39,6 +41,7 @@ def run_of(device: int, course: Course, selection: Filter, accounts: Accounts) -
         left_out=selection.left_out,
         marked=selection.marked,
         switched=course.switched,
+        refused=refused,
     )
 
 
@@ -46,6 +49,8 @@ def farewell_of(
     plan: DumpPlan, run: Run, unmatched: Sequence[Unmatched], *, retired_in: int | None
 ) -> Farewell:
     """Return what there is to say, given the entries of lists that matched nothing."""
+    if run.refused:
+        return Farewell((), (), ())
     # As long as no operator was asked for, an entry had no chance to match.
     unused = [_unused(plan, entry) for entry in unmatched] if run.operators_seen else []
     warnings, remarks, notes = list(unused), list[str](), list(unused)

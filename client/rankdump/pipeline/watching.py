@@ -1,7 +1,7 @@
-"""Reads outputs of operators again after others have run, to see who else writes there.
+"""Reads outputs of operators at once and again after others, to see who else writes there.
 
 What a watched operator wrote is referred to until its iteration ends: that memory stays in use.
-Tensors of the job are never changed, and nothing but what is read again is kept.
+Tensors of the job are never changed, and nothing but the outputs of watched operators is kept.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class _Ran:
 
 
 class Watching:
-    """A trigger: after each listed layer, the outputs of the watched operators of its model."""
+    """A trigger: outputs of watched operators, and again after each other layer of their model."""
 
     def __init__(
         self,
@@ -55,29 +55,32 @@ class Watching:
         return self._filter.decide(op_name, side, graph).keep
 
     def take(self, observation: Observation) -> None:
-        """Refer to the tensor until the iteration is over."""
+        """Read the tensor and send it, and refer to it until the iteration is over."""
         if self._filter.leaves_out(observation[:5]):
             return
+        self._outlet.send(self._reading.read(observation), self._course.iteration)
         lasting = observation._replace(tensor=observation.tensor.memory())
         with self._lock:
             outputs = self._of(observation.graph, observation.op_name).outputs
             outputs[observation.slot] = lasting
 
     def note(self, graph: int, op_name: str, item: Lost | OperatorArguments) -> None:
-        """Remember an output that cannot be read: it is as lost after every layer."""
+        """Send the loss of an output, and remember it: it is as lost after every layer."""
         if isinstance(item, Lost):
+            self._outlet.send(item, self._course.iteration)
             with self._lock:
                 self._of(graph, op_name).lost.append(item)
 
     def settled(self, graph: int, op_name: str, *, raised: bool) -> None:
-        """Read the watched outputs again if the operator is a listed layer, however it ended."""
-        if not named_in(self._layers, op_name):
+        """Read other operators' outputs again if this one is a layer, however it ended."""
+        self._reading.over(graph, op_name)
+        if self._layers and not named_in(self._layers, op_name):
             return
         with self._lock:
             ran = [
                 (name, list(found.outputs.values()), list(found.lost))
                 for (of_graph, name), found in self._ran.items()
-                if of_graph == graph
+                if of_graph == graph and name != op_name
             ]
         for name, outputs, lost in ran:
             again = watch_name(op_name, name)

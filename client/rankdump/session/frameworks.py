@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from rankdump.values import IterationHook, Recorder
+from rankdump.adapters.arrays import ArraySource
+from rankdump.values import IterationHook, Recorder, TensorSource
 
 _KNOWN = "torch.nn.Module, mindspore.nn.Cell"
 
@@ -89,6 +90,20 @@ def mark(target: object, enabled: object) -> None:
 
 def _kind_of(value: object) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def source_of(array: Any) -> TensorSource | str:
+    """Return what reads an array, or the reason why nothing can.
+
+    A tensor of torch is read as its adapter does: numpy has no bfloat16, and sees no gradients.
+    """
+    if any(
+        kind.__name__ == "Tensor" and kind.__module__ == "torch" for kind in type(array).__mro__
+    ):
+        from rankdump.adapters.torch import source_of as source_of_tensor
+
+        return source_of_tensor(array)
+    return ArraySource(array)
 
 
 def is_torch_module(value: object) -> bool:

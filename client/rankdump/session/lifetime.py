@@ -20,7 +20,7 @@ from rankdump.contract.plan_json import plan_to_json
 from rankdump.identity import Identity, identify, introduction, limits_in, process_group
 from rankdump.session.agent import AgentAddress, finder
 from rankdump.session.asking import asked_or_told
-from rankdump.session.frameworks import MakesHook, hook_of, name_of
+from rankdump.session.frameworks import MakesHook, hook_of, name_of, source_of
 from rankdump.session.guard import never_raises
 from rankdump.session.hooks import Hooks
 from rankdump.session.plans import PlanSource, plan_now
@@ -129,9 +129,9 @@ class Session:
     ) -> None:
         """Dump one array: `side` is `input` or `output`, `op_name` the full scope name.
 
-        `array` is anything numpy can view. Consecutive calls with one `op_name` are one operator.
-        A plan that keeps the operator that raised reads its arrays only then: the one whose
-        arrays came last before an error ended the session.
+        `array` is a tensor of torch, or anything numpy can view. Consecutive calls with one
+        `op_name` are one operator. A plan that keeps the operator that raised reads its arrays
+        only then: the one whose arrays came last before an error ended the session.
         """
         pipeline = self._pipeline
         if pipeline is None or not pipeline.armed:
@@ -255,7 +255,7 @@ class Session:
             credentials_in(environ),
             missing=agent.missing,
         )
-        self._calls = ArrayCalls(self._pipeline.recorder)
+        self._calls = ArrayCalls(self._pipeline.recorder, source_of)
         self._pipeline.start()
         atexit.register(self._close_at_exit)
 

@@ -130,7 +130,11 @@ ACL: list[tuple[dict[str, object], dict[str, str]]] = [
     ),
     (
         {"dump_scene": "watcher", "dump_list": [{"layer": ["a", "b"], "watcher_nodes": ["c"]}]},
-        {"operators": "c; their outputs, read again after each of a, b"},
+        {"operators": "c; their outputs, and again after each of a, b"},
+    ),
+    (
+        {"dump_scene": "watcher", "dump_list": [{"watcher_nodes": ["c", "d"]}]},
+        {"operators": "c, d; their outputs, and again after every other operator"},
     ),
     (
         {"dump_data": "stats", "dump_op_switch": "on"},

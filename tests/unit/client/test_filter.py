@@ -73,6 +73,16 @@ def run(**facts) -> Run:
     return replace(whole, **facts)
 
 
+def test_a_refused_rank_says_nothing_of_its_plan() -> None:
+    """Law: what did not run after the refusal is no fault of the configuration."""
+    plan = a_plan(operators=operators(names=("x",)))
+    unmatched = [Unmatched("kernels", "x")]
+    facts = {"iterations_armed": 0, "refused": True}
+    assert farewell_of(plan, run(**facts), unmatched, retired_in=None).notes == ()
+    facts["refused"] = False
+    assert len(farewell_of(plan, run(**facts), unmatched, retired_in=None).warnings) == 2
+
+
 @pytest.mark.parametrize(
     ("selection", "facts", "reason"),
     [
@@ -100,7 +110,6 @@ def run(**facts) -> Run:
         ({}, {"tensors_lost": 4}, "every one of the 4 tensors that the plan selects was lost"),
         ({"trigger": "overflow"}, {"tensors_lost": 4}, "every one of the 4 tensors"),
         ({}, {}, "what the plan selects handed over no tensor"),
-        ({"watched": Watched(("a",), ("b",))}, {}, "no layer of the plan ended after one of its"),
     ],
 )
 def test_an_empty_dump_has_a_cause(selection, facts, reason):

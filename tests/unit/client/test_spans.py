@@ -152,7 +152,7 @@ def test_a_copy_under_way_is_told_as_stall_of_its_rank(running, monkeypatch):
     """Law: it is in the figure of batches that leave meanwhile, of calls that begin after it, and
     of the iteration's end."""
     monkeypatch.setattr("rankdump.trace.STALL_NEWS_US", 1)
-    monkeypatch.setattr("rankdump.adapters.array_calls.ArraySource", lambda go: Slow(go))
+    monkeypatch.setattr("rankdump.session.frameworks.ArraySource", lambda go: Slow(go))
     go = threading.Event()
     with started(running) as session:
         session.step(0)

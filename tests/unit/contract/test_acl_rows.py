@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from suites.acl_configurations import AclRow
 
 from rankdump.contract.dialect import load
 from rankdump.contract.dialect.acl.types import ITEM_KEYS, KEYS
+from rankdump.contract.errors import ConfigError
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "acl.json"
 ROWS = [*rows_of_acl_errors.ROWS, *rows_of_acl.ROWS]
@@ -30,6 +32,25 @@ def test_every_error_of_the_reference_has_its_rows():
     """Law: each row of ascend-formats.md 4.2 that is an error stands in the table."""
     found = {row.source.partition(":")[0] for row in rows_of_acl_errors.ROWS}
     assert set(rows_of_acl_errors.VIOLATIONS) <= found
+
+
+@pytest.mark.parametrize(("path", "word"), [("$HOME/output", "$HOME"), ("~/dump", "~"), ("a~", "")])
+def test_a_folder_that_only_a_shell_would_find(tmp_path: Path, path: str, word: str):
+    """The message names what nothing replaces, CANN neither."""
+    file = tmp_path / "acl.json"
+    file.write_text(json.dumps({"dump": {"dump_path": path, "dump_op_switch": "on"}}))
+    with pytest.raises(ConfigError) as caught:
+        load(file, {})
+    ending = f": nothing replaces {word} here" if word else ""
+    assert str(caught.value).endswith(f"allowed: a folder that exists{ending} (EP0003)")
+
+
+def test_a_folder_of_such_a_name_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "$HOME").mkdir()
+    file = tmp_path / "acl.json"
+    file.write_text(json.dumps({"dump": {"dump_path": "$HOME", "dump_op_switch": "on"}}))
+    assert load(file, {})[0].output.root == str(tmp_path / "$HOME")
 
 
 def test_the_example():

@@ -106,7 +106,10 @@ def test_side(inputs: bool, outputs: bool):
         (Operators(False, patterns=(".*conv2d-op0",)), CONV, False),
         (Operators(False, patterns=("conv1.*",)), "conv1.weight", True),
         (Operators(False, patterns=("a|Default/.*",)), CONV, True),
-        (Operators(False, patterns=("Default/.*",)), f"Gradients/{CONV}", True),
+        (Operators(False, patterns=("Default/.+",)), CONV, True),
+        (Operators(False, patterns=("Default/.+",)), f"Gradients/{CONV}", False),
+        (Operators(False, patterns=("Default/.+",)), f"Recompute/{CONV}", False),
+        (Operators(False, patterns=("(Gradients/)?Default/.+",)), f"Gradients/{CONV}", True),
         (Operators(False, patterns=("Gradients/.*",)), f"Gradients/{CONV}", True),
         (Operators(False, patterns=("Gradients/.*",)), CONV, False),
         (Operators(False, names=(CONV,)), f"Recompute/{CONV}", True),
@@ -249,13 +252,22 @@ def test_exclusion(lists, name: str, side: Side, slot: int, accepted: bool):
         (watch_name("a", "a"), False),
         (watch_name(BLOCK, BLOCK), False),
         (watch_name("b_To_b", "a"), False),
-        (BLOCK, False),
+        (BLOCK, True),
+        ("b_To_b", True),
         ("a", False),
         ("_To_", False),
         pytest.param("a_To_" + "_To_" * 100_000, False, id="long"),
     ],
 )
-def test_a_watched_name_is_of_a_layer_and_a_node(name: str, accepted: bool):
+def test_a_watched_name_is_of_a_node_or_of_a_layer_and_a_node(name: str, accepted: bool):
     """Law: both parts are listed, wherever the name can be cut in two."""
     watched = Watched(("a", "conv1", "a_To_a"), ("layer1.0.conv-a", "b_To_b"))
     assert watch_verdict(watched, name).accepted is accepted
+
+
+def test_without_layers_every_operator_is_one() -> None:
+    """Law: any name before a node's."""
+    watched = Watched((), ("layer1.0.conv-a",))
+    assert watch_verdict(watched, watch_name("x", BLOCK)).accepted
+    assert not watch_verdict(watched, watch_name("x", CONV)).accepted
+    assert not watch_verdict(watched, "x").accepted

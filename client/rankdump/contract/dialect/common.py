@@ -18,7 +18,7 @@ from rankdump.contract.dialect.section import Section
 from rankdump.contract.plan import NET_NAME, FileFormat, Iterations, Operators, SavedData
 
 _MODES = "0 (every operator), 1 (those in kernels) or 2 (those marked with set_dump)"
-_NET_NAMES = "letters, digits, _ and -, at least one"
+_NET_NAMES = "1 to 255 letters, digits, _ and -"
 _ITERATIONS = '"all", or numbers and ranges without blanks as "0|5-8|100-120"'
 _SIDES = "0 (inputs and outputs), 1 (inputs) or 2 (outputs)"
 _KERNELS = "an array of operator types, full scope names and name-regex(...)"

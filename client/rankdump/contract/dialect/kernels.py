@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from rankdump.contract.dialect.expression import translated
-from rankdump.contract.plan import Operators
+from rankdump.contract.plan import MAX_PATTERN, MAX_PATTERNS, Operators
 
 Warn = Callable[[object, str], None]
 """Takes an entry and a phrase about it."""
@@ -19,6 +19,7 @@ Warn = Callable[[object, str], None]
 _REGEX_HEAD, _REGEX_TAIL = "name-regex(", ")"
 _CALL = re.compile(r"-op[0-9]+(?:_[0-9]+)?$")
 _NOTHING = "selects nothing, as in 2.3; from 2.5 on MindSpore takes it for every operator"
+_EVERYTHING = "selects every operator, as in MindSpore 2.0 and from 2.5 on"
 
 
 def parse_kernels(items: Sequence[object], warn: Warn) -> Operators:
@@ -39,10 +40,16 @@ def parse_kernels(items: Sequence[object], warn: Warn) -> Operators:
         if kept in into:
             warn(item, "stands there twice and counts once")
         into[kept] = None
-    if not (names or types or patterns):
-        warn(list(items), _NOTHING)
+    if len(patterns) > MAX_PATTERNS:
+        raise ValueError(f"{len(patterns)} of them: at most {MAX_PATTERNS}")
+    empty = not (names or types or patterns)
+    if empty:
+        warn(list(items), _EVERYTHING if items else _NOTHING)
     return Operators(
-        everything=False, names=tuple(names), types=tuple(types), patterns=tuple(patterns)
+        everything=empty and bool(items),
+        names=tuple(names),
+        types=tuple(types),
+        patterns=tuple(patterns),
     )
 
 
@@ -64,7 +71,9 @@ def _pattern(entry: str, warn: Warn) -> str:
     pattern = entry[len(_REGEX_HEAD) : -len(_REGEX_TAIL)]
     if "\\" in pattern:
         warn(entry, "has a backslash: MindSpore doubles it and matches nothing, rankdump does not")
-    return translated(pattern)
+    if len(found := translated(pattern)) > MAX_PATTERN:
+        raise ValueError(f"one of {len(found)} characters: at most {MAX_PATTERN}")
+    return found
 
 
 def _full_name(entry: str, warn: Warn) -> str:

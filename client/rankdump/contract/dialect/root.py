@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from rankdump.contract.dialect.disk import unreplaced
 from rankdump.contract.dialect.section import Section
 from rankdump.contract.errors import ConfigError
 
@@ -25,7 +26,7 @@ def parse_root(common: Section, environ: Mapping[str, str]) -> str:
     """Return the absolute root; a bad `path` is refused even when the environment overrides it."""
     path = common.text("path", _ALLOWED, "")
     if path and not _PATH.fullmatch(path):
-        raise common.refusal("path", _ALLOWED)
+        raise common.refusal("path", _ALLOWED + unreplaced(path))
     root = overridden(environ, common.file) or _tidy(path or _default(common, environ))
     if len(root) > _LONGEST_PATH or any(len(name) > _LONGEST_NAME for name in root.split("/")):
         common.note("path", "is longer than a file system takes: no file can be written", root)
@@ -45,7 +46,7 @@ def _default(common: Section, environ: Mapping[str, str]) -> str:
     if not base:
         raise common.refusal("path", f"{_ALLOWED}, here or in {DEFAULT_VARIABLE}")
     if not _PATH.fullmatch(base):
-        raise ConfigError(common.file, DEFAULT_VARIABLE, base, _ALLOWED)
+        raise ConfigError(common.file, DEFAULT_VARIABLE, base, _ALLOWED + unreplaced(base))
     return f"{base}/{DEFAULT_FOLDER}"
 
 

@@ -7,6 +7,7 @@ from torch.nn import Module
 from rankdump.adapters.api_calls import ApiOptions
 from rankdump.adapters.torch.apis.calls import ApiCalls
 from rankdump.adapters.torch.apis.modules import observable
+from rankdump.adapters.torch.apis.operators import Operators
 from rankdump.adapters.torch.apis.optimizers import OptimizerSteps
 from rankdump.adapters.torch.apis.recording import Records
 from rankdump.adapters.torch.apis.sites import Sites
@@ -38,6 +39,7 @@ class ApiHook:
             self._observer, self._sites, self._records, self._listening.model_called
         )
         self._steps = OptimizerSteps(self._calls)
+        self._operators = Operators()
         self._installed: Installation | None = None
         self._structure: list[object] | None = None
         self._iteration = -1
@@ -65,6 +67,7 @@ class ApiHook:
         """Leave the model and torch as they were before."""
         self._calls.mode.retire()
         self._steps.remove()
+        self._operators.remove()
         self._uninstall()
         self._records.restart()
         self._records.release()

@@ -11,11 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
+from torch import Tensor
+
 from rankdump.adapters.api_calls import CallNumbers
 from rankdump.adapters.torch.apis.frames import Frame, Thread
 from rankdump.adapters.torch.apis.mode import ApiMode
 from rankdump.adapters.torch.apis.modules import Role, role_of
-from rankdump.adapters.torch.apis.names import BACKWARD, Api, api, operator
+from rankdump.adapters.torch.apis.names import Api, api
 from rankdump.adapters.torch.apis.recording import Calling, Records
 from rankdump.adapters.torch.apis.sites import Sites, Whose
 from rankdump.adapters.torch.guard import shielded
@@ -69,8 +71,9 @@ class ApiCalls:
         frame: FrameType | None,
     ) -> Any:
         """Make a call of a function, and tell of it if it counts."""
-        if found is BACKWARD:
-            return self._backward(function, types, args, kwargs)
+        # A subclass is told of an operator as a whole, and does with it what it likes.
+        if found.opens and (not found.kind or set(types) <= {Tensor}):
+            return self._opened(function, types, args, kwargs)
         calling = self._called(found, args, kwargs, None if frame is None else frame.f_back)
         thread = self._thread
         thread.running += 1
@@ -152,10 +155,10 @@ class ApiCalls:
         if role.layer:
             self._records.mark(role.layer, inspect.currentframe())
 
-    def _backward(
+    def _opened(
         self, function: Callable[..., Any], types: Any, args: Sequence[Any], kwargs: Any
     ) -> Any:
-        """Run autograd, and go on listening: what is made again in it are calls, too."""
+        """Run what is no call itself, and go on listening: what it calls are calls."""
         put_mode(self.mode)
         try:
             return called_past_modes(function, types, args, kwargs)
@@ -189,11 +192,10 @@ class ApiCalls:
             return None
         if found.kind != "Tensor" or frame is None:
             return found
-        function = self._sites.function(frame)
+        function, operator = self._sites.behind(frame)
         if function:
             return api("Functional", function)
-        reflected = self._sites.operator(frame, args)
-        return found if reflected is None else operator(found, reflected=reflected)
+        return api("Tensor", operator) if operator else found
 
     def _meet(self) -> None:
         """Listen in a thread in which a module is called for the first time."""

@@ -4,8 +4,8 @@ A call computes, or gives its elements another shape. Not among them: what only 
 describes (`requires_grad_`), brings values in or out (`tensor`, `item`), or copies them as they
 are (`clone`). Names are those of the real tool where it lists the callable, by rule: a function
 of `torch.nn.functional` is `Functional`, what a tensor does is `Tensor`, all other are `Torch`.
-A function that stands in both is `Functional`, and an operator that says `2 + x` to a tensor is
-told from `x + 2` only where the tensor is a local variable.
+A function that stands in both is `Functional`. What an operator calls that torch wrote in Python,
+as in `1 / x`, are calls, and the operator is none.
 """
 
 # torch's stubs leave the functions of autograd partly untyped.
@@ -49,20 +49,11 @@ _ASKING = frozenset(_NOT_COMPUTING.split())
 _ASKING_OF_TENSORS = frozenset(("clone", "apply_", "map_", "grad", "as_subclass"))
 _RUNS_AUTOGRAD: tuple[object, ...] = (Tensor.backward, torch.autograd.backward, torch.autograd.grad)
 _ASKING_AS = ("is_", "_", "new_", "register_", "requires_", "retain", "get_", "set_", "sym_")
-_OPERATORS = {
-    name: f"__{spelt}__"
-    for name, spelt in (
-        *((word, word) for word in ("add", "sub", "mul", "matmul", "pow", "neg")),
-        *((word, word) for word in ("eq", "ne", "lt", "le", "gt", "ge")),
-        *((f"{word}_", f"i{word}") for word in ("add", "sub", "mul", "pow")),
-        ("div", "truediv"),
-        ("div_", "itruediv"),
-        ("remainder", "mod"),
-        ("remainder_", "imod"),
-        ("floor_divide_", "ifloordiv"),
-    )
-}
-"""How a method is called when an operator of the language was written."""
+_MADE_OF_OTHERS: tuple[object, ...] = tuple(
+    getattr(Tensor, f"__{name}__", None)
+    for name in ["floordiv", "rdiv", "rfloordiv", "rlshift", "rmatmul", "rmod", "rpow", "rrshift"]
+)
+"""Operators that torch wrote in Python: others are made in them."""
 
 
 class Api(NamedTuple):
@@ -72,6 +63,8 @@ class Api(NamedTuple):
     name: str
     op_type: str
     """Both: `Tensor_permute`."""
+    opens: bool = False
+    """It is no call, but calls are made in it."""
 
 
 @lru_cache(maxsize=1 << 12)
@@ -80,16 +73,8 @@ def api(kind: str, name: str) -> Api:
     return Api(kind, name, f"{kind}_{name}")
 
 
-BACKWARD = api("", "backward")
-"""What runs autograd: no call, but calls are made again in it."""
-
-
-def operator(method: Api, *, reflected: bool) -> Api:
-    """Return what a method of tensors is called where an operator was written."""
-    spelt = _OPERATORS.get(method.name)
-    if spelt is None:
-        return method
-    return api("Tensor", f"__r{spelt[2:]}" if reflected else spelt)
+_BACKWARD = Api("", "backward", "", opens=True)
+"""What runs autograd, which may make calls again."""
 
 
 class Callables(dict[Hashable, "Api | None"]):
@@ -106,7 +91,9 @@ class Callables(dict[Hashable, "Api | None"]):
 
     def _named(self, function: Callable[..., Any]) -> Api | None:
         if function in _RUNS_AUTOGRAD:
-            return BACKWARD
+            return _BACKWARD
+        if function in _MADE_OF_OTHERS:
+            return api("Tensor", function.__name__)._replace(opens=True)
         name = self._functional.get(function)
         if name is not None:
             return api("Functional", name)

@@ -7,20 +7,18 @@ remembered, for the same lines run in every step.
 
 from __future__ import annotations
 
-import dis
 import os
-from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 from torch.nn import functional
 
 from rankdump.adapters.api_stacks import Stacks
-from rankdump.adapters.torch import modules
+from rankdump.adapters.torch import dropping, internals, modules
+from rankdump.adapters.torch.apis.operators import written
 
 
 class Whose(Enum):
@@ -40,6 +38,11 @@ class Whose(Enum):
 _TORCH = f"{Path(str(torch.__file__)).parent}{os.sep}"
 _OURS = f"{Path(__file__).parents[3]}{os.sep}"
 _FUNCTIONAL = str(functional.__file__)
+_PASSED = (
+    f"{Path(__file__).parent}{os.sep}",
+    *(str(module.__file__) for module in (dropping, internals, modules)),
+)
+"""Our own code that the script's calls pass through."""
 _GRAPH = "<eval_with_key>"
 _IMPORTS = "<frozen "
 _INDUCTOR = "torchinductor_"
@@ -47,7 +50,7 @@ _COMPILED = ("_inductor", "_functorch/_aot_autograd", "_functorch/aot_autograd.p
 """What runs compiled code; what compiled code calls stands right below it."""
 _WHOSE = (
     (_GRAPH, Whose.GENERATED),
-    ((f"{Path(__file__).parent}{os.sep}", str(modules.__file__), _IMPORTS), Whose.TORCH),
+    ((*_PASSED, _IMPORTS), Whose.TORCH),
     (_OURS, Whose.NOBODY),
     (tuple(f"{_TORCH}{part.replace('/', os.sep)}" for part in _COMPILED), Whose.COMPILED),
     (f"{_TORCH}_dynamo{os.sep}", Whose.COMPILER),
@@ -55,9 +58,6 @@ _WHOSE = (
     (_TORCH, Whose.TORCH),
 )
 """By the file that code stands in; the first that fits counts, all other code is the user's."""
-_OPERATORS = ("BINARY_", "INPLACE_", "COMPARE_", "UNARY_")
-"""How instructions begin that call a method because an operator was written."""
-
 _BETWEEN = (f"{_TORCH}_tensor.py", f"{_TORCH}overrides.py")
 """What may stand between an operator and the method that it calls."""
 
@@ -71,6 +71,8 @@ class _Code(NamedTuple):
     whose: Whose
     function: str
     """Name of the function of `torch.nn.functional` that it is, if it is one."""
+    operator: str
+    """Name of the operator of tensors that it is, if it is one."""
 
 
 class Sites:
@@ -81,7 +83,6 @@ class Sites:
         self._filtered = filtered
         self._stacks = _stacks(filtered)
         self._codes: dict[int, _Code] = {}
-        self._operators: dict[int, dict[int, str]] = {}
 
     def refilter(self, filtered: bool) -> None:
         """Leave torch's frames out of stacks from now on, or no longer."""
@@ -105,29 +106,19 @@ class Sites:
             frame = frame.f_back
         return Whose.USER
 
-    def function(self, frame: FrameType) -> str:
-        """Return the function of `torch.nn.functional` that a frame runs; empty for other code."""
-        return self._code(frame).function
+    def behind(self, frame: FrameType) -> tuple[str, str]:
+        """Return what a frame calls a method for, each empty where it is not there.
 
-    def operator(self, frame: FrameType | None, args: Sequence[object]) -> bool | None:
-        """Return whether a method is called because an operator was written; None if it was not.
-
-        True for one whose tensor, the first argument, is on the right side of it.
+        A function of `torch.nn.functional` that computes with it, and the operator that was
+        written.
         """
-        while frame is not None and frame.f_code.co_filename in _BETWEEN:
-            frame = frame.f_back
-        if frame is None:
-            return None
-        code = self._code(frame).code
-        known = self._operators.get(id(code))
-        if known is None:
-            known = self._operators[id(code)] = _operators_of(code)
-        right = known.get(frame.f_lasti)
-        if right is None:
-            return None
-        if not right or len(args) < 2 or isinstance(args[1], Tensor):
-            return False
-        return frame.f_locals.get(right) is args[0]
+        code, at, operator = self._code(frame), frame, ""
+        while at.f_code.co_filename in _BETWEEN and at.f_back is not None:
+            at = at.f_back
+            code = self._code(at)
+        if code.operator and at.f_back is not None:
+            operator, code = code.operator, self._code(at.f_back)
+        return code.function, operator
 
     def stack(self, frame: FrameType | None) -> tuple[str, ...]:
         """Return the lines of a stack, innermost first, as the stack file has them."""
@@ -146,7 +137,6 @@ class Sites:
     def forget(self) -> None:
         """Know nothing any more."""
         self._stacks.forget()
-        self._operators.clear()
         self._codes.clear()
 
 
@@ -165,25 +155,9 @@ def _read(frame: FrameType) -> _Code:
     # Where compiled code is kept may be chosen; by default the folder is called so.
     if whose is Whose.USER and (_INDUCTOR in file or _called_by_inductor(frame)):
         whose = Whose.GENERATED
-    return _Code(code, whose, code.co_name if file == _FUNCTIONAL else "")
+    return _Code(code, whose, code.co_name if file == _FUNCTIONAL else "", written(code))
 
 
 def _called_by_inductor(frame: FrameType) -> bool:
     caller = frame.f_back
     return caller is not None and caller.f_code.co_filename.startswith(f"{_TORCH}_inductor")
-
-
-def _operators_of(code: CodeType) -> dict[int, str]:
-    """Return where a code object has operators, and which local variable is right of each.
-
-    Empty text for anything else there.
-    """
-    found: dict[int, str] = {}
-    right = ""
-    for instruction in dis.get_instructions(code):
-        if instruction.opname.startswith(_OPERATORS):
-            found[instruction.offset] = right
-        local = instruction.opname.startswith("LOAD_FAST")
-        # Of two that are loaded at once the last one is on the right.
-        right = instruction.argrepr.rpartition(", ")[2] if local else ""
-    return found

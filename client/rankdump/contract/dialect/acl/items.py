@@ -6,7 +6,7 @@ Facts: ascend-formats.md 4.1 and 4.2. An item without `model_name` applies to ev
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from rankdump.contract.dialect.acl.types import (
@@ -97,19 +97,19 @@ def _check_ranges(item: Section) -> None:
                 raise coded(each, key, "the name of an operator", BAD_VALUE)
 
 
-def _watched(items: Iterable[Section]) -> Watched:
-    layers: dict[str, None] = {}
+def _watched(items: Sequence[Section]) -> Watched:
+    """An item without layers watches after every operator, and as items join, so do all."""
     nodes: dict[str, None] = {}
+    layers: dict[str, None] = {}
     for number, item in enumerate(items):
-        if "layer" not in item.values:
-            item.note("layer", "so there is nothing to read these watcher_nodes after")
         if number:
             item.note(
-                "watcher_nodes", "joins the item before: all are read after each layer of both"
+                "watcher_nodes", "joins the item before: all are read after the layers of both"
             )
         layers |= dict.fromkeys(texts(item, "layer"))
         nodes |= dict.fromkeys(texts(item, "watcher_nodes"))
-    return Watched(tuple(layers), tuple(nodes))
+    everywhere = any("layer" not in item.values for item in items)
+    return Watched(() if everywhere else tuple(layers), tuple(nodes))
 
 
 def _selected(items: Iterable[Section], *, operators: bool) -> Listed:

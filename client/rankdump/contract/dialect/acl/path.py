@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 from rankdump.contract.dialect.acl.types import BAD_VALUE, WRONG_TYPE, coded, text
-from rankdump.contract.dialect.disk import Probe
+from rankdump.contract.dialect.disk import Probe, unreplaced
 from rankdump.contract.dialect.root import overridden
 from rankdump.contract.dialect.section import Section
 
@@ -32,7 +32,8 @@ def parse_path(dump: Section, environ: Mapping[str, str], probe: Probe) -> str:
     if colon and _HOST.fullmatch(host):
         _check_remote(dump, host, folder)
         if not override:
-            dump.note("dump_path", f"names another host; it is written here, to {folder}")
+            where = f"{folder}{unreplaced(folder)}"
+            dump.note("dump_path", f"names another host; it is written here, to {where}")
         return override or probe(folder).absolute
     if override:
         return override
@@ -59,6 +60,8 @@ def exception_root(dump: Section, environ: Mapping[str, str], probe: Probe) -> s
     path = text(dump, "dump_path")
     if variable and path:
         dump.note("dump_path", f"gives way to {variable}: {environ[variable]}")
+    elif unreplaced(path):
+        dump.note("dump_path", f"is taken as it stands{unreplaced(path)}")
     base = environ.get(variable, "") or path or "."
     return f"{probe(base).absolute.rstrip('/')}/{EXCEPTION_FOLDER}"
 
