@@ -216,6 +216,7 @@ class Ship:
         self._depot.acknowledge(grant.acknowledged)
         self._way.choose(grant)
         self._set_link(Link.UP, grant.excluded)
+        slab_ready = False
         hello = agent_pb2.Hello(session_id=self._request.session_id, token=grant.token)
         responses = stub.Push(self._requests(hello, stream))
         with self._depot.changed:
@@ -225,7 +226,8 @@ class Ship:
                 self._depot.acknowledge(response.acknowledged_sequence)
                 for warning in response.warnings:
                     self._on_warning(warning)
-                if response.draining:
+                slab_ready = slab_ready or response.slab_ready
+                if response.draining or response.slab_ready:
                     self._outgoing.end_stream()
         except grpc.RpcError as failure:
             error = error_of(failure)
@@ -235,7 +237,8 @@ class Ship:
             raise UnavailableError(str(error)) from None
         finally:
             self._outgoing.end_stream()
-        self._set_link(Link.AWAY, "the agent ended the stream")
+        if not slab_ready:
+            self._set_link(Link.AWAY, "the agent ended the stream")
 
     def _requests(self, hello: agent_pb2.Hello, stream: int) -> Iterator[agent_pb2.PushRequest]:
         yield agent_pb2.PushRequest(hello=hello)

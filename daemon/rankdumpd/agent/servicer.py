@@ -87,6 +87,7 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
                         acknowledged_sequence=news.sequence,
                         draining=news.draining,
                         warnings=news.warnings,
+                        slab_ready=news.slab_ready,
                     )
             finally:
                 self._streams.discard(mailbox)
