@@ -246,7 +246,11 @@ class Rank:
         self.channel = grpc.insecure_channel(self.address)
         self.stub = agent_pb2_grpc.AgentServiceStub(self.channel)
 
-    def open(self) -> agent_pb2.OpenSessionResponse:
+    def leave(self, *frames: agent_pb2.Frame) -> agent_pb2.OpenSessionResponse:
+        """Say that this rank waits for its session no longer."""
+        return self.open(left=agent_pb2.FrameBatch(frames=frames))
+
+    def open(self, **more: Any) -> agent_pb2.OpenSessionResponse:
         root = self.root_text or str(self.root)
         output = Output(root=root, codec=self.codec, profile=self.profile, **self.output)
         plan = DumpPlan(output, self.selection, self.content, self.delivery)
@@ -265,6 +269,7 @@ class Rank:
                 config_source=self.config_source,
                 wants_slab=self.wants_slab,
                 secret=self.secret,
+                **more,
             ),
             wait_for_ready=True,
             timeout=WAIT_S,

@@ -48,6 +48,11 @@ def agent(make_agent, short_dir, slow):
     return make_agent(runtime_dir=str(short_dir), slab_bytes=MIB)
 
 
+def in_slab(session: rankdump.Session) -> bool:
+    assert session._pipeline is not None
+    return session._pipeline._ship._depot.ring is not None
+
+
 def slabs_in(folder: Path) -> list[str]:
     return [path.name for path in (folder / "slabs").glob("*.slab")]
 
@@ -70,7 +75,7 @@ def test_a_session_begins_on_the_stream_and_goes_on_in_its_slab(agent, slow, sho
         assert slow.asked.acquire(timeout=60)
         assert not slabs_in(short_dir)
         slow.free.set()
-        wait_until(lambda: session._pipeline._ship._depot.ring is not None)
+        wait_until(lambda: in_slab(session))
         dump(1)
         session.close()
     assert session.undelivered == 0

@@ -23,7 +23,7 @@ from rankdump.contract.errors import (
 from rankdump.contract.exchange import Declaration, RecordHead, SessionGrant, SessionRequest
 from rankdump.ship import link as times
 from rankdump.ship.depot import Depot
-from rankdump.ship.items import Held
+from rankdump.ship.items import Held, left_frames
 from rankdump.ship.link import Link
 from rankdump.ship.loading import TooLargeError
 from rankdump.ship.outgoing import Outgoing
@@ -39,6 +39,10 @@ from rankdump.wire.v1 import agent_pb2, agent_pb2_grpc
 __all__ = ["Held", "Link", "Ship"]
 
 logger = logging.getLogger(__name__)
+
+
+class _NotYetError(RankdumpError):
+    """The agent has not opened the session yet, and says why."""
 
 
 class Ship:
@@ -69,6 +73,7 @@ class Ship:
         self._way = Way(self._depot, address, wanted=request.wants_slab, on_stream=on_stream)
         self._outgoing = Outgoing(self._depot, on_taken=on_taken, on_tick=on_tick)
         self._abandoned = False
+        self._opens_at = address
         self._call: grpc.Call | None = None
         self.left_in_slab = 0
         """Tensors that `close` left to the agent in shared memory."""
@@ -128,7 +133,7 @@ class Ship:
             outgoing.closing = True
             depot.renew_patience()
             outgoing.wake()
-            while depot.items.outstanding and self.link in (Link.UP, Link.AWAY):
+            while depot.items.outstanding and self.link in (Link.UP, Link.AWAY, Link.OPENING):
                 away = self.link is Link.AWAY
                 allowed_s = min(patience_s, times.RETURN_AT_EXIT_S) if away else patience_s
                 if depot.idle_s() > allowed_s:
@@ -142,6 +147,8 @@ class Ship:
         if self._call is not None:
             self._call.cancel()
         self._thread.join(timeout=2.0)
+        if self.link is Link.OPENING and not self._depot.items.last:
+            self._tell_what_is_lost()
         return self._leave()
 
     def _leave(self) -> int:
@@ -162,6 +169,18 @@ class Ship:
         self.left_in_slab = in_slab
         return left - in_slab
 
+    def _tell_what_is_lost(self) -> None:
+        """Leave to an agent that has not opened the session what belongs into its balance."""
+        request = session_request_to_wire(self._request)
+        with self._depot.changed:
+            request.left.frames.extend(left_frames(self._depot.items.waiting))
+        try:
+            with connect(self._opens_at, self._credentials, times.CHANNEL_OPTIONS) as channel:
+                stub = agent_pb2_grpc.AgentServiceStub(channel)
+                stub.OpenSession(request, timeout=times.LEAVE_TIMEOUT_S)
+        except (grpc.RpcError, RankdumpError) as failure:
+            logger.debug("rankdump: what is lost was not told: %s", failure)
+
     def _run(self) -> None:
         wait_s = times.BACKOFF_S[0]
         while not self._finished():
@@ -169,6 +188,10 @@ class Ship:
             try:
                 self._connect()
                 wait_s = times.BACKOFF_S[0]
+            except _NotYetError as error:
+                # The agent takes its time to say so: there is no need to wait here as well.
+                wait_s = times.BACKOFF_S[0]
+                self._set_link(Link.OPENING, str(error))
             except (grpc.RpcError, RankdumpError) as failure:
                 error = error_of(failure) if isinstance(failure, grpc.RpcError) else failure
                 if isinstance(error, DamagedError) and self._depot.ring is not None:
@@ -182,7 +205,7 @@ class Ship:
                 if self._depot.items.acknowledged > taken:
                     # It worked: that the stream broke is no reason to wait as long as last time.
                     wait_s = times.BACKOFF_S[0]
-                known = self.link in (Link.UP, Link.AWAY)
+                known = self.link in (Link.UP, Link.AWAY) or self._depot.items.last > 0
                 self._set_link(Link.AWAY if known else Link.ABSENT, str(error))
             except Exception as error:  # the one place where this thread may not die unheard
                 logger.exception("rankdump: the sender stopped")
@@ -205,6 +228,9 @@ class Ship:
                 stub = agent_pb2_grpc.AgentServiceStub(channel)
                 answer = stub.OpenSession(request, timeout=times.OPEN_TIMEOUT_S)
                 grant = session_grant_from_wire(answer)
+                if grant.opening:
+                    self._opens_at = address
+                    raise _NotYetError(grant.opening)
                 if not grant.redirect:
                     self._push(stub, grant)
                     return
@@ -212,6 +238,11 @@ class Ship:
         raise ProtocolError(f"agent {self._address} sends on to one that sends on to {address}")
 
     def _push(self, stub: agent_pb2_grpc.AgentServiceStub, grant: SessionGrant) -> None:
+        with self._depot.changed:
+            # Once it is told what is lost, nothing of that may come.
+            if self._abandoned:
+                return
+            self._depot.set_link(Link.UP)
         stream = self._outgoing.begin_stream()
         self._depot.acknowledge(grant.acknowledged)
         self._way.choose(grant)

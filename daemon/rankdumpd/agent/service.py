@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from pathlib import Path
@@ -24,8 +25,10 @@ from rankdumpd.agent.filing import filed
 from rankdumpd.agent.intake import Intake
 from rankdumpd.agent.ledger import Ledger
 from rankdumpd.agent.ledger_room import LedgerRoom
+from rankdumpd.agent.left import NOTE, Left
 from rankdumpd.agent.limits import Limits, policy_of
 from rankdumpd.agent.mailbox import Mailbox
+from rankdumpd.agent.openings import Openings
 from rankdumpd.agent.overview import Overview
 from rankdumpd.agent.pipeline import Workers
 from rankdumpd.agent.recovery import take_up
@@ -119,6 +122,7 @@ class Agent(Room):
             ledger=LedgerRoom(Path(settings.state_dir)),
             events=self._reporter.events,
         )
+        self._openings = Openings(self._registry.open, self._take_left)
         self._effects = Effects(
             self._ledger, self._reporter, meters=self._meters, usage=self._usage
         )
@@ -148,6 +152,7 @@ class Agent(Room):
             self._registry,
             self._streams,
             self._rings,
+            self._openings,
             reader=self._reader,
             changed=self._telling.tell,
             view=self.view,
@@ -229,8 +234,12 @@ class Agent(Room):
 
     def view(self) -> StatusView:
         """Return everything people may want to know."""
-        rooms = (self._registry, self._keeper, self._committer, self._reporter)
-        return self._overview.view(said for room in rooms for said in room.findings())
+        rooms = (self._registry, self._openings, self._keeper, self._committer, self._reporter)
+        view = self._overview.view(said for room in rooms for said in room.findings())
+        sessions, iterations = self._openings.statuses()
+        return dataclasses.replace(
+            view, sessions=view.sessions + sessions, iterations=view.iterations + iterations
+        )
 
     def samples(self) -> list[MetricSample]:
         """Return how it stands, for monitoring."""
@@ -248,6 +257,16 @@ class Agent(Room):
             room=lambda: self._limits.room_of(session),
             tries=self._tries,
         )
+
+    def _take_left(self, session_id: str, left: Left) -> None:
+        session = self._registry.get(session_id)
+        intake = self._intake(session)
+        for frame in left.frames:
+            intake.take(frame)
+        intake.hand_on()
+        session.trouble(f"rank {session.request.rank}: {NOTE}")
+        session.lose()
+        self._telling.tell(session)
 
     def _file(self, parcel: Parcel) -> Outcome:
         return filed(parcel, self._registry.get(parcel.ticket.session_id).outlet, self._originals)
