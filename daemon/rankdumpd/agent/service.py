@@ -49,10 +49,13 @@ from rankdumpd.agent.values import Outcome, Parcel
 from rankdumpd.lifecycle import Room
 from rankdumpd.meters import Meters
 from rankdumpd.metric_names import AGENT
+from rankdumpd.places import Places
 from rankdumpd.server import socket_path
 from rankdumpd.settings import AgentSettings, Settings
 from rankdumpd.signals import ask_to_stop
 
+LOST = "the next process will not know what this one has acknowledged"
+"""What it costs when a state file is taken away."""
 _STOP_S = 3.0
 """What ends within it ends in order; a thread that a disk holds up is left to it."""
 
@@ -71,8 +74,9 @@ class Agent(Room):
         *,
         told: Told = nobody,
         meters: Meters | None = None,
+        places: Places | None = None,
     ) -> None:
-        """`told` hears what is removed from trees."""
+        """`told` hears what is removed from trees, `places` where the ledger stands."""
         self._meters = meters or Meters()
         self._meters.begin(AGENT)
         cap = share_out(
@@ -89,6 +93,8 @@ class Agent(Room):
             report_bytes=settings.report_bytes if settings.coordinator else 0,
         )
         self._ledger.on_damage = ask_to_stop
+        self._places = places or Places()
+        self._places.keep(self._ledger.path, LOST)
         self._slabs = Slabs(
             folder_for(settings.runtime_dir, socket_path(settings.listen)),
             group=group_of(settings.runtime_group),
@@ -235,7 +241,8 @@ class Agent(Room):
     def view(self) -> StatusView:
         """Return everything people may want to know."""
         rooms = (self._registry, self._openings, self._keeper, self._committer, self._reporter)
-        view = self._overview.view(said for room in rooms for said in room.findings())
+        said = [sentence for room in rooms for sentence in room.findings()]
+        view = self._overview.view((*self._places.gone, *said))
         sessions, iterations = self._openings.statuses()
         return dataclasses.replace(
             view, sessions=view.sessions + sessions, iterations=view.iterations + iterations
