@@ -25,14 +25,14 @@ from rankdumpd.agent.slabs.cap import share_out
 from rankdumpd.agent.slabs.place import group_of
 from rankdumpd.front import shares
 from rankdumpd.front.crew import Crew
-from rankdumpd.front.homes import Home, bring_home, make_folder, sole_runtime
+from rankdumpd.front.homes import Home, bring_home, sole_runtime
 from rankdumpd.front.metering import Sums
 from rankdumpd.front.servicer import FrontServicer
 from rankdumpd.front.sharding import worker_of
 from rankdumpd.front.worker import Worker
 from rankdumpd.lifecycle import Room
 from rankdumpd.meters import Meters
-from rankdumpd.places import Places
+from rankdumpd.places import Places, make_folder
 from rankdumpd.server import socket_path
 from rankdumpd.settings import AgentSettings, Settings, environment, without_settings
 from rankdumpd.tls import Certificates

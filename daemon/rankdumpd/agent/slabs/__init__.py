@@ -17,6 +17,7 @@ from rankdumpd.agent.elements import Descriptor
 from rankdumpd.agent.slabs.cap import Cap
 from rankdumpd.agent.slabs.file import UNFINISHED, Slab, find_slab, make_slab
 from rankdumpd.agent.slabs.place import SUFFIX, session_of, slab_name
+from rankdumpd.places import make_folder
 
 FOLDER_MODE = 0o710
 """The group may enter and not look around: names of slabs are known to their ranks alone."""
@@ -146,6 +147,8 @@ class Slabs:
         return self._folder / slab_name(session_id, secret_hash)
 
     def _make_folder(self, folder: Path) -> None:
+        # The socket's folder, before there is a socket.
+        make_folder(folder.parent, self._group)
         # Another session may be just as far.
         folder.mkdir(parents=True, mode=FOLDER_MODE, exist_ok=True)
         facts = folder.lstat()
