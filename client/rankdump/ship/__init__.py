@@ -73,6 +73,7 @@ class Ship:
         self._way = Way(self._depot, address, wanted=request.wants_slab, on_stream=on_stream)
         self._outgoing = Outgoing(self._depot, on_taken=on_taken, on_tick=on_tick)
         self._abandoned = False
+        self._was_let_in = False
         self._opens_at = address
         self._call: grpc.Call | None = None
         self.left_in_slab = 0
@@ -147,7 +148,7 @@ class Ship:
         if self._call is not None:
             self._call.cancel()
         self._thread.join(timeout=2.0)
-        if self.link is Link.OPENING and not self._depot.items.last:
+        if self.link is Link.OPENING and not self._was_let_in:
             self._tell_what_is_lost()
         return self._leave()
 
@@ -205,7 +206,7 @@ class Ship:
                 if self._depot.items.acknowledged > taken:
                     # It worked: that the stream broke is no reason to wait as long as last time.
                     wait_s = times.BACKOFF_S[0]
-                known = self.link in (Link.UP, Link.AWAY) or self._depot.items.last > 0
+                known = self._was_let_in
                 self._set_link(Link.AWAY if known else Link.ABSENT, str(error))
             except Exception as error:  # the one place where this thread may not die unheard
                 logger.exception("rankdump: the sender stopped")
@@ -242,7 +243,7 @@ class Ship:
             # Once it is told what is lost, nothing of that may come.
             if self._abandoned:
                 return
-            self._depot.set_link(Link.UP)
+            self._was_let_in = True
         stream = self._outgoing.begin_stream()
         self._depot.acknowledge(grant.acknowledged)
         self._way.choose(grant)

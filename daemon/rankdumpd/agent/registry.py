@@ -103,6 +103,7 @@ class Registry:
     def findings(self) -> list[str]:
         """Return which sessions were given up, and which ranks never came; a sentence each."""
         with self._lock:
+            self._expire()
             return [*self._given_up.findings(), *self._absent]
 
     def open(self, request: SessionRequest) -> SessionGrant:
