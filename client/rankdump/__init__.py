@@ -12,9 +12,13 @@ What was written is read back with `rankdump.open(path)`, and two dumps are comp
 """
 
 import importlib
+import os
 from typing import TYPE_CHECKING
 
 from rankdump.session import Session, attach, dump_start, dump_stop, limit, set_dump, step
+
+# Read when gRPC is loaded: its own lines, as on each fork, are no news for whoever runs the script.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 __all__ = [
     "Session",

@@ -90,6 +90,10 @@ class Relay:
         """Say in health checks that the end is near."""
         self._server.refuse()
 
+    def show(self, *, well: bool) -> None:
+        """Tell health checks how it stands."""
+        self._server.show(well=well)
+
     def stop(self, grace_s: float) -> None:
         """End all calls; the socket stays with the service manager. May be repeated."""
         self._server.stop(grace_s)

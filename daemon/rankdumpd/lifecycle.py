@@ -13,6 +13,7 @@ from typing import Protocol
 from rankdump.contract.errors import ConfigError
 from rankdumpd.leash import Leash
 from rankdumpd.notify import Notifier
+from rankdumpd.places import Places
 from rankdumpd.settings import Settings
 from rankdumpd.settings.live import adopt
 from rankdumpd.signals import Signals, Wish
@@ -20,6 +21,8 @@ from rankdumpd.signals import Signals, Wish
 _log = logging.getLogger(__name__)
 _GRACE_S = 1.0
 _USE_POLL_S = 0.2
+_LOOK_S = 2.0
+"""Longest until a process sees that its files were taken away."""
 _START_S = 3600.0
 """Longest start for which the service manager is asked to wait."""
 _EXIT_FAILED = 1
@@ -71,6 +74,10 @@ class Door(Protocol):
         """Say in health checks that the end is near."""
         ...
 
+    def show(self, *, well: bool) -> None:
+        """Say in health checks how it stands; calls work all the same."""
+        ...
+
     def stop(self, grace_s: float) -> None:
         """End all calls."""
         ...
@@ -83,13 +90,16 @@ def run(
     settings: Settings,
     reread: Reread,
     leash: Leash | None = None,
+    places: Places | None = None,
 ) -> int:
     """Serve until SIGTERM or SIGINT, then drain; return the exit status of the process.
 
     Rooms are listed in the order in which tensors pass through them. A leash asks as well. SIGHUP
-    reads the settings again. A stop that a disk holds up ends the process with status 1.
+    reads the settings again. What is missing of `places` is said within seconds. A stop that a disk
+    holds up ends the process with status 1.
     """
     life = _Life(rooms, server, settings, reread, leash)
+    life.places = places or life.places
     try:
         life.start()
         life.serve()
@@ -135,6 +145,9 @@ class _Life:
         self._started: list[Room] = []
         self._failed = False
         self._fault = ""
+        self._gone: tuple[str, ...] = ()
+        self.places = Places()
+        """Files without which it is not well."""
 
     def start(self) -> None:
         """Start everything, the last room first, then let the world in."""
@@ -152,7 +165,9 @@ class _Life:
 
     def serve(self) -> None:
         """Wait for the wish to stop; meanwhile reload, and say that all is well."""
-        while (wish := self._signals.wait(self._notifier.tick_s)) is not Wish.STOP:
+        tick_s = min(self._notifier.tick_s, _LOOK_S)
+        while (wish := self._signals.wait(tick_s)) is not Wish.STOP:
+            self._look()
             if wish is Wish.RELOAD:
                 self._reload()
             elif not self._ill():
@@ -239,6 +254,16 @@ class _Life:
                 _log.warning("only a new start changes %s", ", ".join(news.waiting))
         self._notifier.ready(self._brief())
 
+    def _look(self) -> None:
+        """Say what somebody took away. It is no fault: a new process would know less than this."""
+        gone = self.places.look()
+        for sentence in gone:
+            if sentence not in self._gone:
+                _log.error(sentence)
+        if bool(gone) is not bool(self._gone):
+            self._server.show(well=not gone)
+        self._gone = gone
+
     def _ill(self) -> bool:
         """Return whether a room has died; a worker ends then, and its front starts another."""
         faults = [f"{type(r).__name__}: {fault}" for r in self._rooms if (fault := r.fault())]
@@ -252,7 +277,7 @@ class _Life:
         return bool(said)
 
     def _brief(self) -> str:
-        return "; ".join(filter(None, (room.brief() for room in self._rooms)))
+        return "; ".join(filter(None, (*self._gone, *(room.brief() for room in self._rooms))))
 
 
 def _keeps_process(thread: threading.Thread) -> bool:

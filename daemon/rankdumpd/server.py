@@ -19,6 +19,7 @@ from grpc_reflection.v1alpha import reflection
 from rankdump.contract.addresses import is_loopback
 from rankdump.contract.errors import ConfigError
 from rankdumpd.gate import Gate
+from rankdumpd.places import Places
 from rankdumpd.tls import Certificates
 
 MAX_RECEIVE_BYTES = 8 << 20
@@ -57,13 +58,19 @@ class Server:
         tls: Certificates | None = None,
         gate: Gate | None = None,
         group: int = -1,
+        places: Places | None = None,
     ) -> None:
-        """Serve TCP with certificates, if there are any; give a socket to a group, if not -1."""
+        """Serve TCP with certificates, if there are any; give a socket to a group, if not -1.
+
+        `places` hears where the socket stands.
+        """
+        self._places = places or Places()
         self._address, self._services = address, services
         self._tls, self._gate, self._group = tls, gate, group
         self._health = health.HealthServicer()
         self._threads: futures.ThreadPoolExecutor | None = None
         self._server: grpc.Server | None = None
+        self._names: list[str] = []
 
     def start(self) -> str:
         """Bind and serve; return the address clients dial, with the real port."""
@@ -85,15 +92,22 @@ class Server:
         names = self._register(server)
         if path:
             bound = _bind_socket(server, path, self._group)
+            self._places.keep(path, "no rank finds this agent that is not connected already")
         else:
             bound = _bind(server, self._address, self._tls)
         if self._gate:
             self._gate.start()
         server.start()
         self._server = server
-        for name in names:
-            self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        self._names = names
+        self.show(well=True)
         return bound
+
+    def show(self, *, well: bool) -> None:
+        """Tell health checks how this server stands; calls work all the same."""
+        states = health_pb2.HealthCheckResponse
+        for name in self._names:
+            self._health.set(name, states.SERVING if well else states.NOT_SERVING)
 
     def refuse(self) -> None:
         """Tell health checks that this server is about to stop; calls still work."""

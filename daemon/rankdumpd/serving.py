@@ -29,6 +29,7 @@ from rankdumpd.ingest.values import Task
 from rankdumpd.leash import Leash
 from rankdumpd.lifecycle import Reread
 from rankdumpd.meters import Meters
+from rankdumpd.places import Places
 from rankdumpd.server import Server, Service, socket_path
 from rankdumpd.settings import AgentSettings, Settings
 from rankdumpd.tls import Certificates, Revoked, nobody
@@ -41,15 +42,17 @@ def _audited(settings: Settings) -> AbstractContextManager[Audit | None]:
     return contextlib.closing(Audit(Path(settings.log.audit)))
 
 
-def _agent(settings: Settings, meters: Meters, audit: Audit | None) -> Agent | Front:
+def _agent(
+    settings: Settings, meters: Meters, audit: Audit | None, places: Places
+) -> Agent | Front:
     machine.give_way(settings.agent.nice)
     if settings.agent.workers > 1:
-        return Front(settings, os.environ, meters=meters)
+        return Front(settings, os.environ, meters=meters, places=places)
     bring_home_alone(settings.agent)
     tls = settings.tls
     own = Credentials(tls.ca, tls.certificate, tls.key)
     told = audit.add if audit else nothing_told
-    return Agent(settings.agent, own, told=told, meters=meters)
+    return Agent(settings.agent, own, told=told, meters=meters, places=places)
 
 
 def _door(
@@ -58,6 +61,7 @@ def _door(
     services: Sequence[Service],
     meters: Meters,
     audit: Audit | None,
+    places: Places,
     *,
     below_front: bool = False,
 ) -> Server:
@@ -73,7 +77,7 @@ def _door(
             certificates=shown, revoked=revoked, audit=audit, own_may=below_front, meters=meters
         )
     group = group_of(settings.agent.runtime_group)
-    return Server(address, services, tls=shown, gate=gate, group=group)
+    return Server(address, services, tls=shown, gate=gate, group=group, places=places)
 
 
 def ingest_task(settings: AgentSettings, source: Path, tree: Path) -> Task:
@@ -110,13 +114,15 @@ def serve_agent(settings: Settings, reread: Reread, leash: Leash | None) -> int:
         return dataclasses.replace(settings, agent=agent)
 
     settings = moved(settings)
-    meters = Meters()
+    meters, places = Meters(), Places()
     with _audited(settings) as audit:
-        agent = _agent(settings, meters, audit)
+        agent = _agent(settings, meters, audit, places)
         metrics, page = measured(settings, meters, agent, audit=audit)
         services = (agent, metrics)
         listen = settings.agent.listen
-        server = _door(settings, listen, services, meters, audit, below_front=bool(leash))
+        server = _door(settings, listen, services, meters, audit, places, below_front=bool(leash))
+        if listener:
+            places.keep(Path(listener.getsockname()), "no rank finds this agent any more")
         door = activation.Relay(listener, server) if listener else server
         rooms = (agent, *ingest, *page)
         return lifecycle.run(
@@ -125,27 +131,29 @@ def serve_agent(settings: Settings, reread: Reread, leash: Leash | None) -> int:
             settings=settings,
             reread=lambda environ: moved(reread(environ)),
             leash=leash,
+            places=places,
         )
 
 
 def serve_coordinator(settings: Settings, reread: Reread) -> int:
     """Be a coordinator until a signal; return the exit status."""
-    meters = Meters()
+    meters, places = Meters(), Places()
     with _audited(settings) as audit:
-        coordinator = Coordinator(settings.coordinator, meters=meters)
+        coordinator = Coordinator(settings.coordinator, meters=meters, places=places)
         metrics, page = measured(settings, meters, coordinator, audit=audit)
         services = (coordinator, metrics)
-        server = _door(settings, settings.coordinator.listen, services, meters, audit)
-        return lifecycle.run((coordinator, *page), server, settings=settings, reread=reread)
+        server = _door(settings, settings.coordinator.listen, services, meters, audit, places)
+        rooms = (coordinator, *page)
+        return lifecycle.run(rooms, server, settings=settings, reread=reread, places=places)
 
 
 def serve_both(settings: Settings, reread: Reread) -> int:
     """Be both on one address until a signal; return the exit status."""
-    meters = Meters()
+    meters, places = Meters(), Places()
     with _audited(settings) as audit:
-        agent = _agent(settings, meters, audit)
-        coordinator = Coordinator(settings.coordinator, meters=meters)
-        return _serve_host(settings, reread, meters, audit, (agent, coordinator))
+        agent = _agent(settings, meters, audit, places)
+        coordinator = Coordinator(settings.coordinator, meters=meters, places=places)
+        return _serve_host(settings, reread, meters, audit, (agent, coordinator), places)
 
 
 def serve_embedded(
@@ -156,13 +164,15 @@ def serve_embedded(
     The folder is removed then, unless somebody uses it again. Without `merges` it is an agent
     alone. Return the exit status.
     """
-    meters = Meters()
+    meters, places = Meters(), Places()
     with _audited(settings) as audit:
-        agent = _agent(settings, meters, audit)
-        coordinator = Coordinator(settings.coordinator, ends_with_job=True, meters=meters)
+        agent = _agent(settings, meters, audit, places)
+        coordinator = Coordinator(
+            settings.coordinator, ends_with_job=True, meters=meters, places=places
+        )
         parts = (agent, coordinator) if merges else (agent,)
         lifecycle.stop_at_end_of(sys.stdin.fileno(), still_used=lambda: _has_ranks(agent))
-        status = _serve_host(settings, reread, meters, audit, parts)
+        status = _serve_host(settings, reread, meters, audit, parts, places)
     folder.clear_unused(keep_log=status != 0, by_daemon=True)
     return status
 
@@ -173,13 +183,14 @@ def _serve_host(
     meters: Meters,
     audit: Audit | None,
     parts: Sequence[Agent | Front | Coordinator],
+    places: Places,
 ) -> int:
     """Serve on the agent's address, with whatever of agent and coordinator there is."""
     metrics, page = measured(settings, meters, *parts, audit=audit)
-    server = _door(settings, settings.agent.listen, (*parts, metrics), meters, audit)
+    server = _door(settings, settings.agent.listen, (*parts, metrics), meters, audit, places)
     agent, *others = parts
     rooms = (agent, *_ingest(settings.agent), *others, *page)
-    return lifecycle.run(rooms, server, settings=settings, reread=reread)
+    return lifecycle.run(rooms, server, settings=settings, reread=reread, places=places)
 
 
 def _has_ranks(agent: Agent | Front) -> bool:

@@ -145,7 +145,7 @@ class Stream:
         self._call = stub.Push(iter(self._requests.get, None))
         self._changed = threading.Condition()
         self.acknowledged = 0
-        self.draining = False
+        self.draining = self.slab_ready = False
         self.warnings: list[str] = []
         self.code: grpc.StatusCode | None = None
         self.details = ""
@@ -169,6 +169,9 @@ class Stream:
 
     def wait_draining(self) -> None:
         self._wait(lambda: self.draining)
+
+    def wait_slab(self) -> None:
+        self._wait(lambda: self.slab_ready)
 
     def wait_warned(self, count: int = 1) -> None:
         self._wait(lambda: len(self.warnings) >= count)
@@ -201,6 +204,7 @@ class Stream:
                 with self._changed:
                     self.acknowledged = answer.acknowledged_sequence
                     self.draining = self.draining or answer.draining
+                    self.slab_ready = self.slab_ready or answer.slab_ready
                     self.warnings += answer.warnings
                     self._changed.notify_all()
             code, details = grpc.StatusCode.OK, ""
@@ -242,7 +246,11 @@ class Rank:
         self.channel = grpc.insecure_channel(self.address)
         self.stub = agent_pb2_grpc.AgentServiceStub(self.channel)
 
-    def open(self) -> agent_pb2.OpenSessionResponse:
+    def leave(self, *frames: agent_pb2.Frame) -> agent_pb2.OpenSessionResponse:
+        """Say that this rank waits for its session no longer."""
+        return self.open(left=agent_pb2.FrameBatch(frames=frames))
+
+    def open(self, **more: Any) -> agent_pb2.OpenSessionResponse:
         root = self.root_text or str(self.root)
         output = Output(root=root, codec=self.codec, profile=self.profile, **self.output)
         plan = DumpPlan(output, self.selection, self.content, self.delivery)
@@ -261,6 +269,7 @@ class Rank:
                 config_source=self.config_source,
                 wants_slab=self.wants_slab,
                 secret=self.secret,
+                **more,
             ),
             wait_for_ready=True,
             timeout=WAIT_S,

@@ -113,7 +113,8 @@ def _of_rank(tally: Tally) -> list[str]:
     texts = [f"nothing dumped: {s.excluded}" for s in tally.sessions if s.excluded]
     texts += [note for s in tally.sessions for note in s.notes if note != s.excluded]
     if tally.state == SessionState.LOST.value:
-        texts.append("its stream ended without a goodbye; what it had sent is kept")
+        kept = "what it had sent is kept" if tally.iterations else "nothing had come of it"
+        texts.append(f"its stream ended without a goodbye; {kept}")
     if sum(tally.dropped.values()):
         lost = counted(sum(tally.dropped.values()), "tensor")
         texts.append(f"{lost} dropped: {reasons(tally.dropped)}")

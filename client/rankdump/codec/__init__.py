@@ -69,7 +69,7 @@ class NoneCodec:
     def decode(self, data: Buffer, *, limit_bytes: int) -> Buffer:
         """Return the data itself."""
         if len(data) > limit_bytes:
-            raise DamagedError(f"{len(data)} bytes, at most {limit_bytes} expected")
+            raise DamagedError(f"damaged: {len(data)} bytes, at most {limit_bytes} are allowed")
         return data
 
 
@@ -130,8 +130,8 @@ def unpacked(frame: Frame, packed: Buffer) -> bytes:
         if not reader.decompress(packed) and reader.eof:
             return b""
     except zstandard.ZstdError as error:
-        raise DamagedError(f"zstd frame cannot be read: {error}") from None
-    raise DamagedError("zstd frame declares 0 bytes, and is not the frame of none")
+        raise DamagedError(f"damaged: zstd frame cannot be read: {error}") from None
+    raise DamagedError("damaged: zstd frame declares 0 bytes, and is not the frame of none")
 
 
 def unpacked_start(packed: BinaryIO, count: int) -> bytes:
@@ -143,7 +143,7 @@ def unpacked_start(packed: BinaryIO, count: int) -> bytes:
         with zstandard.ZstdDecompressor().stream_reader(packed, closefd=False) as stream:
             return stream.read(count)
     except zstandard.ZstdError as error:
-        raise DamagedError(f"zstd frame cannot be read: {error}") from None
+        raise DamagedError(f"damaged: zstd frame cannot be read: {error}") from None
 
 
 CODECS: dict[str, Codec] = {codec.name: codec for codec in (NoneCodec(), ZstdCodec())}

@@ -27,7 +27,7 @@ _HEAD_BYTES = 18
 _BLOCK_HEAD_BYTES, _CHECKSUM_BYTES, _SKIPPED_HEAD_BYTES = 3, 4, 8
 _SKIPPED_MAGIC = 0x184D2A5
 _RAW, _RLE, _RESERVED = 0, 1, 3
-_UNREADABLE = "zstd frame cannot be read"
+_UNREADABLE = "damaged: zstd frame cannot be read"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,9 @@ def frames(read: Read, size: int, *, limit_bytes: int) -> Iterator[Frame]:
     at = offset = count = skipped = 0
     while at < size:
         if count + skipped > MAX_FRAMES:
-            raise DamagedError(f"more than {MAX_FRAMES} zstd frames")
+            raise DamagedError(
+                f"damaged: more than {MAX_FRAMES} zstd frames, which are the most allowed"
+            )
         head = bytes(read(at, _HEAD_BYTES))
         if int.from_bytes(head[:4], "little") >> 4 == _SKIPPED_MAGIC:
             at, skipped = _behind_skipped(head, at), skipped + 1
@@ -73,7 +75,7 @@ def frames(read: Read, size: int, *, limit_bytes: int) -> Iterator[Frame]:
         yield frame
         at, offset, count = frame.end, frame.content_end, count + 1
     if not count:
-        raise DamagedError(f"no zstd frame in {size} bytes")
+        raise DamagedError(f"damaged: no zstd frame in {size} bytes")
 
 
 def _behind_skipped(head: bytes, at: int) -> int:
@@ -94,11 +96,14 @@ def _frame(read: Read, head: bytes, at: int, offset: int, limit_bytes: int) -> F
     if offset + declared > limit_bytes:
         already = f"after {offset} bytes " if offset else ""
         raise DamagedError(
-            f"{already}zstd frame declares {declared} bytes, at most {limit_bytes} expected"
+            f"damaged: {already}zstd frame declares {declared} bytes, at most {limit_bytes} are "
+            f"allowed"
         )
     end, room = _behind_blocks(read, blocks, min(facts.window_size, _BLOCK_BYTES))
     if declared > room:
-        raise DamagedError(f"zstd frame declares {declared} bytes, its blocks hold {room} at most")
+        raise DamagedError(
+            f"damaged: zstd frame declares {declared} bytes, its blocks hold {room} at most"
+        )
     return Frame(at, end + _CHECKSUM_BYTES * facts.has_checksum, offset, declared)
 
 

@@ -65,6 +65,8 @@ class SessionGrant:
     """Where frames go instead of the stream, when the agent offers it."""
     redirect: str = ""
     """Where to open instead: a name beside the socket, or a port of its host; empty for here."""
+    opening: str = ""
+    """Why the session is not open yet, and to be asked for again; empty when it is open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,3 +161,5 @@ class Acknowledgement:
     """The agent is about to stop: finish the stream and come back later."""
     warnings: tuple[str, ...] = ()
     """What the rank should say in its log, each once."""
+    slab_ready: bool = False
+    """Shared memory is there now: finish the stream and open the session again."""

@@ -23,6 +23,7 @@ MAX_DIMENSIONS = 64
 # As numpy's own limit: making a tree of Python's grammar of it takes a hundred times as much.
 _MAX_HEADER_BYTES = 10_000
 _MOST_REMEMBERED_BYTES = 1 << 10
+_MOST_SHOWN = 60
 _NO_HEADER = re.compile(rb"\\|[0-9][A-Za-z_]")
 """What is in no header that we read, and makes Python warn whoever runs it."""
 _DESCR = re.compile(r"[<>|=]?(?:b1|[iu][1248]|f[248]|c8|c16)")
@@ -82,12 +83,21 @@ def _parsed(text: bytes, end: int) -> NpyHeader:
         fortran: object = fields["fortran_order"]
         extents: list[object] = list(fields["shape"])
     except (ValueError, SyntaxError, KeyError, TypeError, MemoryError, RecursionError):
-        raise DamagedError("npy header is not the dictionary it should be") from None
+        raise DamagedError(
+            "damaged: its npy header is not the dictionary of descr, fortran_order and shape that "
+            "it should be"
+        ) from None
     if not (isinstance(descr, str) and _DESCR.fullmatch(descr) and isinstance(fortran, bool)):
-        raise DamagedError(f"npy header with descr {descr!r}, fortran_order {fortran!r}")
+        found = f"descr {descr!r:.60}, fortran_order {fortran!r:.60}"
+        raise DamagedError(
+            f"damaged: npy header with {found}; allowed are a type such as '<f4', and True or False"
+        )
     shape = tuple(n for n in extents if isinstance(n, int) and _is_extent(n))
     if len(shape) < len(extents) or len(shape) > MAX_DIMENSIONS:
-        raise DamagedError(f"npy header with {len(extents)} extents that no array can have")
+        raise DamagedError(
+            f"damaged: npy header with the shape {_shown(extents)}; allowed are at most "
+            f"{MAX_DIMENSIONS} extents below 2**63"
+        )
     return NpyHeader(descr, fortran, shape, end)
 
 
@@ -103,10 +113,21 @@ def header_text(data: bytes | memoryview) -> tuple[int, int]:
     start, width = (10, 2) if head[6] == 1 else (12, 4)
     end = start + int.from_bytes(head[8 : 8 + width], "little")
     if end > _MAX_HEADER_BYTES:
-        raise DamagedError(f"npy header of {end} bytes, at most {_MAX_HEADER_BYTES} expected")
+        raise DamagedError(
+            f"damaged: its first {start} bytes say that the npy header takes {end} bytes, at most "
+            f"{_MAX_HEADER_BYTES} are allowed"
+        )
     if end > len(data):
-        raise DamagedError(f"npy header of {end} bytes in a file of {len(data)}")
+        raise DamagedError(
+            f"damaged: its first {start} bytes say that the npy header takes {end} bytes, "
+            f"{len(data)} are there"
+        )
     return start, end
+
+
+def _shown(extents: list[object]) -> str:
+    text = ", ".join(map(repr, extents[: MAX_DIMENSIONS + 1]))
+    return f"({text if len(text) <= _MOST_SHOWN else f'{text[:_MOST_SHOWN]}...'})"
 
 
 def _is_extent(number: int) -> bool:
@@ -125,7 +146,9 @@ def array_behind(head: NpyHeader, data: bytes | memoryview) -> npt.NDArray[Any]:
     try:
         return flat.reshape(head.shape, order="F" if head.fortran_order else "C")
     except (ValueError, OverflowError):
-        raise DamagedError(f"npy file of shape {head.shape}, which no array can have") from None
+        raise DamagedError(
+            f"damaged: npy file of shape {head.shape}, which no array can have"
+        ) from None
 
 
 def check_size(head: NpyHeader, file_bytes: int) -> None:
@@ -133,5 +156,5 @@ def check_size(head: NpyHeader, file_bytes: int) -> None:
     found = file_bytes - head.data_offset
     if found != head.data_bytes:
         raise DamagedError(
-            f"npy file with {found} bytes of elements, its header says {head.data_bytes}"
+            f"damaged: npy file with {found} bytes of elements, its header says {head.data_bytes}"
         )

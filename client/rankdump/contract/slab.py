@@ -114,10 +114,10 @@ def format_slab(memory: memoryview) -> None:
 def ring_of(header: memoryview, length: int) -> tuple[int, int]:
     """Return version and ring bytes of a slab, given how it begins; DamagedError for no slab."""
     if length < RING_OFFSET + MIN_RING_BYTES or len(header) < HEADER_BYTES:
-        raise DamagedError(f"slab of {length} bytes")
+        raise DamagedError(f"damaged slab of {length} bytes: that is too short for any")
     magic, version, ring_bytes = _HEADER.unpack_from(header)
     if magic != _MAGIC or ring_bytes != length - RING_OFFSET:
-        raise DamagedError(f"slab of {length} bytes with header {bytes(header[:24])!r}")
+        raise DamagedError(f"damaged slab of {length} bytes with header {bytes(header[:24])!r}")
     if version not in (1, VERSION):
         raise DamagedError(f"slab of version {version}: this side knows 1 and {VERSION}")
     return version, ring_bytes

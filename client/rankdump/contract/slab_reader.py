@@ -62,7 +62,7 @@ class SlabReader:
         self._version, self.ring_bytes = ring_of(header, store.length)
         self._read = self.released
         if self._read % ALIGN:
-            raise DamagedError(f"slab released to {self._read}, where no entry ends")
+            raise DamagedError(f"damaged slab, released to {self._read} where no entry ends")
         self._window, self._window_at = memoryview(b""), 0
         self._ahead = _AHEAD_BYTES
 
@@ -84,7 +84,7 @@ class SlabReader:
         """
         written = self.written
         if not self._read <= written <= self.released + self.ring_bytes:
-            raise DamagedError(f"slab written to {written}, read to {self._read}")
+            raise DamagedError(f"damaged slab, written to {written} and read to {self._read}")
         yield from self._until(written if announced is None else min(announced, written))
 
     def remains(self) -> Iterator[Entry]:
@@ -103,7 +103,7 @@ class SlabReader:
         """
         found = self._entry(position, position + self.ring_bytes - position % self.ring_bytes)
         if not isinstance(found, Entry):
-            raise DamagedError(f"slab without an entry at {position}")
+            raise DamagedError(f"damaged slab, without an entry at {position}")
         return found
 
     def data(self, entry: Entry) -> memoryview:
@@ -140,7 +140,10 @@ class SlabReader:
         total = found.data_bytes if filler else data_at - offset + aligned(found.data_bytes)
         end = position + total
         if not 0 < total <= self.ring_bytes - offset or end > limit or total % ALIGN:
-            raise DamagedError(f"slab entry of {total} bytes at {position}, written to {limit}")
+            raise DamagedError(
+                f"damaged slab: the entry at {position} declares {total} bytes, it is written to "
+                f"{limit}"
+            )
         if filler:
             return end
         frame = self._bytes(position + frame_at - offset, found.frame_bytes, limit)
@@ -194,7 +197,9 @@ def _head_of(version: int, raw: memoryview, position: int) -> _Head:
             HEAD.size, state, frame_bytes, data_bytes, frame_checksum, sequence, mark, digest
         )
     if (magic, stamp) != (ENTRY_MAGIC, position) or state not in _STATES:
-        raise DamagedError(f"slab without an entry at {position}")
+        raise DamagedError(f"damaged slab, without an entry at {position}")
     if state == State.SEALED and zlib.crc32(raw[CHECKED]) != checksum:
-        raise DamagedError(f"slab entry at {position} with a damaged head")
+        raise DamagedError(
+            f"damaged slab: the head of the entry at {position} is not what was sealed"
+        )
     return head

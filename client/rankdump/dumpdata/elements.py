@@ -39,16 +39,19 @@ def array(part: OpInput | OpOutput, data: bytes | memoryview) -> Array:
     dims = part.shape.dim if part.shape else ()
     shape = (len(flat),) if name == "UNDEFINED" or not dims else dims
     if len(shape) > MAX_DIMENSIONS:
-        raise DamagedError(f"shape of {len(shape)} extents, which no array can have")
+        raise DamagedError(
+            f"damaged: a shape of {len(shape)} extents, at most {MAX_DIMENSIONS} are allowed"
+        )
     count = math.prod(shape)
     if count > len(flat):
         raise DamagedError(
-            f"{len(data)} bytes of {name} are {len(flat)} elements, too few for the shape {shape}"
+            f"damaged: {len(data)} bytes of {name} are {len(flat)} elements, too few for the shape "
+            f"{shape}"
         )
     try:
         tensor = flat[:count].reshape(shape)
     except (ValueError, OverflowError):
-        raise DamagedError(f"shape {shape}, which no array can have") from None
+        raise DamagedError(f"damaged: shape {shape}, which no array can have") from None
     tensor.flags.writeable = False
     return tensor
 

@@ -98,7 +98,8 @@ def _parsed(source: Source, path: Path | None) -> BinFile:
         at += part.size
         if at > source.size:
             raise DamagedError(
-                f"{kind} {index} of {part.size} bytes ends at byte {at}, the file has {source.size}"
+                f"damaged: by its header {kind} {index} of {part.size} bytes ends at byte {at}, "
+                f"the file has {source.size}"
             )
     return BinFile(header, tuple(payloads), source, path)
 
@@ -108,7 +109,10 @@ def _header_end(source: Source) -> int:
         raise EmptyFileError(f"empty: {source.size} bytes, the header's length alone takes 8")
     length = int.from_bytes(source.read(0, LENGTH_BYTES), "little")
     if LENGTH_BYTES + length > source.size:
-        raise DamagedError(f"header of {length} bytes in a file of {source.size}")
+        raise DamagedError(
+            f"damaged, or no bin file: its first {LENGTH_BYTES} bytes say that a header of "
+            f"{length} bytes follows, at most {source.size - LENGTH_BYTES} are there"
+        )
     return LENGTH_BYTES + length
 
 

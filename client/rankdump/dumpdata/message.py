@@ -43,7 +43,9 @@ def from_bytes(data: bytes | memoryview) -> values.DumpData:
     try:
         message.ParseFromString(bytes(data))
     except DecodeError as error:
-        raise DamagedError(f"header of {len(data)} bytes cannot be read: {error}") from None
+        raise DamagedError(
+            f"damaged: its header of {len(data)} bytes is no message: {error}"
+        ) from None
     return _value_of(message)
 
 

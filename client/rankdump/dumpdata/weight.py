@@ -25,7 +25,10 @@ def refuse_heavy(data: memoryview, description: Any) -> None:
     Where the bytes are no message the count ends: so will the reading.
     """
     if len(data) > _LIGHT_BYTES and _left(data, description, MAX_FIELDS) < 0:
-        raise DamagedError(f"header of {len(data)} bytes has more than {MAX_FIELDS} fields")
+        raise DamagedError(
+            f"damaged: its header of {len(data)} bytes has more than {MAX_FIELDS} fields, the most "
+            f"that are allowed"
+        )
 
 
 def _left(data: memoryview, description: Any, allowed: int) -> int:

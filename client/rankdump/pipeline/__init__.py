@@ -202,7 +202,7 @@ class Pipeline:
 
     def _undelivered(self) -> int:
         """Return tensors that no agent has taken, though the plan wished for all of them."""
-        if self._ship.link in (Link.ABSENT, Link.REFUSED):
+        if self._ship.link in (Link.ABSENT, Link.OPENING, Link.REFUSED):
             return self.losses
         return self._accounts.losses.get(NOT_TAKEN, 0)
 

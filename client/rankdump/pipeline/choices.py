@@ -78,7 +78,7 @@ def goes_straight(plan: DumpPlan) -> bool:
 def patience_s(plan: DumpPlan, *, link: Link, busy: bool, idle_s: float) -> float:
     """Return how long a tensor may still wait for room, given since when nothing was taken."""
     delivery = plan.delivery
-    if delivery.on_full != "block" or link not in (Link.UP, Link.AWAY):
+    if delivery.on_full != "block" or link not in (Link.UP, Link.AWAY, Link.OPENING):
         return 0.0
     holds_back = not goes_straight(plan) or in_place_of_elements(plan)
     if holds_back and not busy:

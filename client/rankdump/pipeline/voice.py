@@ -32,6 +32,7 @@ class Voice:
         alone = request.world_size == 1
         self._rank = "" if alone else f"rank {request.rank}: "
         self._host = HostNotices(request.job_id, alone=alone)
+        self._not_open = ""
         self._times_away = 0
         self._away = False
         self._said: set[str] = set()
@@ -57,11 +58,20 @@ class Voice:
     def link_changed(self, link: Link, reason: str, *, closing: bool) -> None:
         """Log how the connection stands, where that is news."""
         if link is Link.ABSENT:
+            self._not_open = ""
             self.once(
                 f"{self._missing or f'no agent at {self._address} ({reason})'}: training goes on, "
                 f"up to {self._buffer_bytes >> 20} MiB of tensors wait for one, the rest is "
                 f"dropped and counted",
                 about="absent",
+            )
+        elif link is Link.OPENING:
+            self._not_open = f"the agent at {self._address} has not opened the session ({reason})"
+            self.once(
+                f"{self._rank}{self._not_open}: training goes on, up to "
+                f"{self._buffer_bytes >> 20} MiB of tensors wait for it, the rest is dropped and "
+                f"counted",
+                about="opening",
             )
         elif link is Link.REFUSED:
             self.once(f"{self._rank}the agent at {self._address} refused this rank: {reason}")
@@ -73,6 +83,9 @@ class Voice:
             )
         elif link is Link.UP:
             self._missing = ""
+            if self._not_open:
+                self._not_open = ""
+                self.once(f"{self._rank}the agent at {self._address} has opened the session")
             if self._away:
                 self._away = False
                 self.once(f"the agent at {self._address} is back", about=f"back {self._times_away}")
@@ -112,7 +125,8 @@ class Voice:
             )
         if tensors:
             listed = ", ".join(f"{count} {reason}" for reason, count in tensors.items())
-            why = f"; {self._missing}" if self._missing else ""
+            cause = self._missing or self._not_open
+            why = f"; {cause}" if cause else ""
             self.once(f"{self._rank}{sum(tensors.values())} tensors were not dumped: {listed}{why}")
 
     def close(self) -> None:

@@ -23,7 +23,7 @@ from rankdump.contract.errors import (
 from rankdump.contract.exchange import Declaration, RecordHead, SessionGrant, SessionRequest
 from rankdump.ship import link as times
 from rankdump.ship.depot import Depot
-from rankdump.ship.items import Held
+from rankdump.ship.items import Held, left_frames
 from rankdump.ship.link import Link
 from rankdump.ship.loading import TooLargeError
 from rankdump.ship.outgoing import Outgoing
@@ -39,6 +39,10 @@ from rankdump.wire.v1 import agent_pb2, agent_pb2_grpc
 __all__ = ["Held", "Link", "Ship"]
 
 logger = logging.getLogger(__name__)
+
+
+class _NotYetError(RankdumpError):
+    """The agent has not opened the session yet, and says why."""
 
 
 class Ship:
@@ -69,6 +73,8 @@ class Ship:
         self._way = Way(self._depot, address, wanted=request.wants_slab, on_stream=on_stream)
         self._outgoing = Outgoing(self._depot, on_taken=on_taken, on_tick=on_tick)
         self._abandoned = False
+        self._was_let_in = False
+        self._opens_at = address
         self._call: grpc.Call | None = None
         self.left_in_slab = 0
         """Tensors that `close` left to the agent in shared memory."""
@@ -128,7 +134,7 @@ class Ship:
             outgoing.closing = True
             depot.renew_patience()
             outgoing.wake()
-            while depot.items.outstanding and self.link in (Link.UP, Link.AWAY):
+            while depot.items.outstanding and self.link in (Link.UP, Link.AWAY, Link.OPENING):
                 away = self.link is Link.AWAY
                 allowed_s = min(patience_s, times.RETURN_AT_EXIT_S) if away else patience_s
                 if depot.idle_s() > allowed_s:
@@ -142,6 +148,8 @@ class Ship:
         if self._call is not None:
             self._call.cancel()
         self._thread.join(timeout=2.0)
+        if self.link is Link.OPENING and not self._was_let_in:
+            self._tell_what_is_lost()
         return self._leave()
 
     def _leave(self) -> int:
@@ -162,6 +170,18 @@ class Ship:
         self.left_in_slab = in_slab
         return left - in_slab
 
+    def _tell_what_is_lost(self) -> None:
+        """Leave to an agent that has not opened the session what belongs into its balance."""
+        request = session_request_to_wire(self._request)
+        with self._depot.changed:
+            request.left.frames.extend(left_frames(self._depot.items.waiting))
+        try:
+            with connect(self._opens_at, self._credentials, times.CHANNEL_OPTIONS) as channel:
+                stub = agent_pb2_grpc.AgentServiceStub(channel)
+                stub.OpenSession(request, timeout=times.LEAVE_TIMEOUT_S)
+        except (grpc.RpcError, RankdumpError) as failure:
+            logger.debug("rankdump: what is lost was not told: %s", failure)
+
     def _run(self) -> None:
         wait_s = times.BACKOFF_S[0]
         while not self._finished():
@@ -169,6 +189,10 @@ class Ship:
             try:
                 self._connect()
                 wait_s = times.BACKOFF_S[0]
+            except _NotYetError as error:
+                # The agent takes its time to say so: there is no need to wait here as well.
+                wait_s = times.BACKOFF_S[0]
+                self._set_link(Link.OPENING, str(error))
             except (grpc.RpcError, RankdumpError) as failure:
                 error = error_of(failure) if isinstance(failure, grpc.RpcError) else failure
                 if isinstance(error, DamagedError) and self._depot.ring is not None:
@@ -182,7 +206,7 @@ class Ship:
                 if self._depot.items.acknowledged > taken:
                     # It worked: that the stream broke is no reason to wait as long as last time.
                     wait_s = times.BACKOFF_S[0]
-                known = self.link in (Link.UP, Link.AWAY)
+                known = self._was_let_in
                 self._set_link(Link.AWAY if known else Link.ABSENT, str(error))
             except Exception as error:  # the one place where this thread may not die unheard
                 logger.exception("rankdump: the sender stopped")
@@ -205,6 +229,9 @@ class Ship:
                 stub = agent_pb2_grpc.AgentServiceStub(channel)
                 answer = stub.OpenSession(request, timeout=times.OPEN_TIMEOUT_S)
                 grant = session_grant_from_wire(answer)
+                if grant.opening:
+                    self._opens_at = address
+                    raise _NotYetError(grant.opening)
                 if not grant.redirect:
                     self._push(stub, grant)
                     return
@@ -212,10 +239,16 @@ class Ship:
         raise ProtocolError(f"agent {self._address} sends on to one that sends on to {address}")
 
     def _push(self, stub: agent_pb2_grpc.AgentServiceStub, grant: SessionGrant) -> None:
+        with self._depot.changed:
+            # Once it is told what is lost, nothing of that may come.
+            if self._abandoned:
+                return
+            self._was_let_in = True
         stream = self._outgoing.begin_stream()
         self._depot.acknowledge(grant.acknowledged)
         self._way.choose(grant)
         self._set_link(Link.UP, grant.excluded)
+        slab_ready = False
         hello = agent_pb2.Hello(session_id=self._request.session_id, token=grant.token)
         responses = stub.Push(self._requests(hello, stream))
         with self._depot.changed:
@@ -225,7 +258,8 @@ class Ship:
                 self._depot.acknowledge(response.acknowledged_sequence)
                 for warning in response.warnings:
                     self._on_warning(warning)
-                if response.draining:
+                slab_ready = slab_ready or response.slab_ready
+                if response.draining or response.slab_ready:
                     self._outgoing.end_stream()
         except grpc.RpcError as failure:
             error = error_of(failure)
@@ -235,7 +269,8 @@ class Ship:
             raise UnavailableError(str(error)) from None
         finally:
             self._outgoing.end_stream()
-        self._set_link(Link.AWAY, "the agent ended the stream")
+        if not slab_ready:
+            self._set_link(Link.AWAY, "the agent ended the stream")
 
     def _requests(self, hello: agent_pb2.Hello, stream: int) -> Iterator[agent_pb2.PushRequest]:
         yield agent_pb2.PushRequest(hello=hello)

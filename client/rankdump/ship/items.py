@@ -5,20 +5,22 @@ Pure state of one session; its owner holds the lock.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
-from rankdump.contract.exchange import CallStacks, Declaration
-from rankdump.contract.figure_rows import FigureRows
+from rankdump.contract.exchange import CallStacks, Declaration, IterationEnd, SessionEnd
+from rankdump.contract.figure_rows import MAX_ROWS, FigureRows
 from rankdump.values import Staged
+from rankdump.wire.frames import declaration_frame
 from rankdump.wire.v1 import agent_pb2
 
 # Declarations are small, but an agent that never comes must not make them grow for ever.
 MAX_WAITING_DECLARATIONS = 10_000
 CORRUPTED = "corrupted"
 COPY_FAILED = "copy_failed"
+NOT_TAKEN = "not_taken_by_agent"
 _NOTHING = memoryview(b"")
 
 
@@ -203,6 +205,25 @@ class _Given(NamedTuple):
         """Return what leaves in the place of what stood there."""
         frame = lost(self.sequence, self.iteration, self.tensors, CORRUPTED)
         return Numbered(self.sequence, Carried(frame, _NOTHING, True, self.tensors))
+
+
+def left_frames(items: Iterable[Staged | Declaration]) -> list[agent_pb2.Frame]:
+    """Return what a rank leaves that waits no longer: its tensors as lost ones, and all ends."""
+    tensors: Counter[int] = Counter()
+    ends: list[Declaration] = []
+    for item in items:
+        if isinstance(item, (IterationEnd, SessionEnd)):
+            ends.append(item)
+        else:
+            tensors[iteration_of(item)] += tensors_of(item)
+    frames: list[agent_pb2.Frame] = []
+    for iteration, count in sorted(tensors.items()):
+        for begin in range(0, count, MAX_ROWS):
+            some = min(MAX_ROWS, count - begin)
+            frames.append(lost(len(frames) + 1, iteration, some, NOT_TAKEN))
+    return frames + [
+        declaration_frame(number, end) for number, end in enumerate(ends, len(frames) + 1)
+    ]
 
 
 def blank(sequence: int) -> agent_pb2.Frame:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import Enum
 
 OPEN_TIMEOUT_S = 10.0
+LEAVE_TIMEOUT_S = 2.0
 BACKOFF_S = (0.05, 5.0)
 # An agent that restarts is back by then; a job should not hang at its end for one that is gone.
 RETURN_AT_EXIT_S = 10.0
@@ -24,6 +25,8 @@ class Link(Enum):
     """No answer yet, of any kind."""
     ABSENT = "absent"
     """Nobody has answered so far."""
+    OPENING = "opening"
+    """It is there, and has not opened the session yet: a disk is busy."""
     UP = "up"
     AWAY = "away"
     """It was there before."""

@@ -85,6 +85,7 @@ def session_grant_to_wire(grant: SessionGrant) -> agent_pb2.OpenSessionResponse:
         excluded=grant.excluded,
         slab=None if grant.slab is None else agent_pb2.Slab(**common(grant.slab, SlabPlace)),
         redirect=grant.redirect,
+        opening=grant.opening,
     )
 
 
@@ -97,6 +98,7 @@ def session_grant_from_wire(message: agent_pb2.OpenSessionResponse) -> SessionGr
         excluded=message.excluded,
         slab=SlabPlace(**common(message.slab, SlabPlace)) if message.HasField("slab") else None,
         redirect=message.redirect,
+        opening=message.opening,
     )
 
 

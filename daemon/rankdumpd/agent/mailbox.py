@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 
 from rankdump.contract.errors import RankdumpError, UnavailableError
 from rankdump.contract.exchange import Acknowledgement
@@ -15,7 +16,7 @@ class Mailbox:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._acknowledged = 0
-        self._draining = False
+        self._draining = self._slab_ready = False
         self._warnings: list[str] = []
         self._last: int | None = None
         self._error: RankdumpError | None = None
@@ -36,6 +37,12 @@ class Mailbox:
         """Tell that the agent is about to stop."""
         with self._changed:
             self._draining = True
+            self._changed.notify_all()
+
+    def offer_slab(self) -> None:
+        """Tell that shared memory is there for who opens the session again."""
+        with self._changed:
+            self._slab_ready = True
             self._changed.notify_all()
 
     def end(self, reason: str) -> None:
@@ -61,10 +68,10 @@ class Mailbox:
             with self._changed:
                 self._changed.wait_for(lambda told=told: self._has_news(told))
                 warnings, self._warnings = tuple(self._warnings), []
-                news = Acknowledgement(self._acknowledged, self._draining, warnings)
+                news = self._news(warnings)
                 error, complete = self._error, self._complete()
             if news != told:
-                told = Acknowledgement(news.sequence, news.draining)
+                told = replace(news, warnings=())
                 yield news
             elif error:
                 raise error
@@ -72,8 +79,11 @@ class Mailbox:
                 return
 
     def _has_news(self, told: Acknowledgement) -> bool:
-        news = (told.sequence, told.draining) != (self._acknowledged, self._draining)
-        return news or bool(self._warnings) or self._error is not None or self._complete()
+        news = self._news(tuple(self._warnings)) != told
+        return news or self._error is not None or self._complete()
+
+    def _news(self, warnings: tuple[str, ...]) -> Acknowledgement:
+        return Acknowledgement(self._acknowledged, self._draining, warnings, self._slab_ready)
 
     def _complete(self) -> bool:
         return self._last is not None and self._acknowledged >= self._last

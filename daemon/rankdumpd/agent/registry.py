@@ -8,6 +8,7 @@ import secrets
 import sqlite3
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from rankdump.contract import roots as trees
@@ -21,6 +22,7 @@ from rankdump.contract.errors import (
     UnavailableError,
 )
 from rankdump.contract.exchange import SessionGrant, SessionRequest
+from rankdump.contract.plan import DumpPlan
 from rankdumpd import faults
 from rankdumpd.agent import vet
 from rankdumpd.agent.givenup import GivenUp
@@ -34,6 +36,8 @@ from rankdumpd.logs import about
 from rankdumpd.meters import Meters
 
 MAX_CLOSED_SESSIONS = 1024
+MAX_ABSENT = 64
+"""Ranks that never came, of which people hear."""
 
 _log = logging.getLogger(__name__)
 
@@ -67,6 +71,7 @@ class Registry:
         self._lock = threading.RLock()
         self._sessions: dict[str, Session] = {}
         self._given_up = GivenUp()
+        self._absent: deque[str] = deque(maxlen=MAX_ABSENT)
         self._draining = False
 
     def recover(self) -> list[Session]:
@@ -96,32 +101,33 @@ class Registry:
             self._given_up.add(session_id, error)
 
     def findings(self) -> list[str]:
-        """Return which sessions were given up, a sentence each."""
+        """Return which sessions were given up, and which ranks never came; a sentence each."""
         with self._lock:
-            return self._given_up.findings()
+            self._expire()
+            return [*self._given_up.findings(), *self._absent]
 
     def open(self, request: SessionRequest) -> SessionGrant:
         """Let a rank in or back in; RefusedError and UnavailableError say why not."""
         plan, request = vet.plan_of(request), vet.sealed(request)
         with self._lock:
-            if self._draining:
-                raise UnavailableError("the agent is stopping and takes no new sessions")
-            session = self._find(request.session_id)
-            if session:
-                vet.check_holder(session.request, request)
-                vet.check_same(session.request, request)
-            self._check_tree(request, plan.output.root)
-            self._check_alone(request)
-            self._check_room(request)
+            session = self._let_in(request, plan)
+        try:
+            # Without the lock: a disk that is busy holds up nobody else.
             # Before anything is made: what turns records into files looks at the tree at once.
             trees.check(plan.output.root, self._roots, resolve=os.path.realpath)
             session = session or Session(request, plan)
             _introduce(session, request)
-            self._ledger.open_session(request)
-            session.reopen(request)
-            self._sessions[request.session_id] = session
-            self._lobby.enter(request.session_id)
-            self._forget_closed()
+            with self._lock:
+                self._check_open()
+                self._ledger.open_session(request)
+                session.reopen(request)
+                self._sessions[request.session_id] = session
+                self._lobby.enter(request.session_id)
+                self._forget_closed()
+        except BaseException:
+            with self._lock:
+                self._lobby.leave(request.session_id)
+            raise
         self._meters.add("rankdump_agent_opened_sessions_total")
         return SessionGrant(
             token=session.token,
@@ -178,6 +184,23 @@ class Registry:
         with self._lock:
             self._draining = True
 
+    def _let_in(self, request: SessionRequest, plan: DumpPlan) -> Session | None:
+        """Return the session of a rank that may come, where it is known; raise why it may not."""
+        self._check_open()
+        session = self._find(request.session_id)
+        if session:
+            vet.check_holder(session.request, request)
+            vet.check_same(session.request, request)
+        self._check_tree(request, plan.output.root)
+        self._check_alone(request)
+        self._check_room(request)
+        self._lobby.enter(request.session_id)
+        return session
+
+    def _check_open(self) -> None:
+        if self._draining:
+            raise UnavailableError("the agent is stopping and takes no new sessions")
+
     def _find(self, session_id: str) -> Session | None:
         self._given_up.check(session_id)
         return self._sessions.get(session_id) or self._remembered.find(session_id)
@@ -222,11 +245,18 @@ class Registry:
             if not session.over or session.watermark or session.iterations():
                 continue
             del self._sessions[session_id]
+            self._note_absent(session.request)
             try:
                 self._ledger.withdraw(session_id)
             except sqlite3.Error as error:
                 # Its row is one too many, and nobody else's trouble.
                 _log.warning("session %s stays in the ledger: %s", session_id, error)
+
+    def _note_absent(self, request: SessionRequest) -> None:
+        who = f"rank {request.rank} (process {request.pid} on host {request.host})"
+        said = f"{who} opened its session and never came: nothing of it is in the tree"
+        _log.warning(said, extra=about(request))
+        self._absent.append(said)
 
     def _forget_closed(self) -> None:
         closed = [session_id for session_id, session in self._sessions.items() if session.over]

@@ -54,6 +54,14 @@ class Ring:
         return self._reader.written > 0
 
     @property
+    def unused(self) -> bool:
+        """Whether a rank can begin with it as if it were new."""
+        try:
+            return self._fault is None and not self.begun
+        except DamagedError:
+            return False
+
+    @property
     def may_go_on(self) -> bool:
         """Whether the rank that uses it can go on with it.
 

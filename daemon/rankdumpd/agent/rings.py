@@ -10,14 +10,19 @@ from dataclasses import dataclass
 
 from rankdump.contract.errors import ExhaustedError, RankdumpError, UnavailableError
 from rankdump.contract.exchange import SlabPlace
+from rankdump.contract.status import SessionState
 from rankdumpd.agent.intake import Intake
 from rankdumpd.agent.ring import Ring
 from rankdumpd.agent.sessions import Session
 from rankdumpd.agent.slabs import Slabs
 from rankdumpd.agent.slabs.file import Slab
+from rankdumpd.agent.slabs.making import Makings
 from rankdumpd.logs import about
 
 TICK_S = 0.25
+SLAB_PATIENCE_S = 2.0
+"""Longest an answer waits for a slab; what is ready later is asked for again."""
+_JOIN_S = 1.0
 GRACE_S = 30.0
 """Time a rank has to lock a slab it was granted."""
 
@@ -35,6 +40,20 @@ class _Held:
     """Whether a rank was ever seen to use it."""
     read: bool = False
     """Whether all that a rank that is gone left was taken in."""
+
+    @property
+    def unused(self) -> bool:
+        """Whether no rank ever touched it: an answer that named it may not have come through."""
+        return not self.mapped and self.ring.unused
+
+
+@dataclass(slots=True)
+class _ToCome:
+    """A session whose slab was not ready when it was asked for."""
+
+    session: Session
+    expected_s: float
+    """When its rank was last expected to ask again."""
 
 
 class Rings:
@@ -54,6 +73,8 @@ class Rings:
         self._clock = clock
         self._lock = threading.Lock()
         self._held: dict[str, _Held] = {}
+        self._makings = Makings(slabs.remove)
+        self._to_come: dict[str, _ToCome] = {}
         self._stopping = threading.Event()
         self._ticking = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -65,28 +86,44 @@ class Rings:
 
     def grant(self, session: Session) -> SlabPlace | None:
         """Return the slab that a session can go on with, or a new one; None when it has to do
-        without.
+        without, or when none is ready yet: its stream hears when one is.
         """
         request = session.request
         held = self._held.get(request.session_id)
-        if held and request.wants_slab and held.ring.may_go_on:
+        if held and request.wants_slab and (held.ring.may_go_on or held.unused):
             return held.ring.slab.place
         if held:
             self._drop(held)
         if not request.wants_slab or not self._slabs.offered:
             return None
+        slab = self._new_slab(session)
+        if slab is not None:
+            self._hold(session, slab)
+        # An earlier call, which its rank may have given up, may have taken it.
+        held = self._held.get(request.session_id)
+        return held.ring.slab.place if held else None
+
+    def _new_slab(self, session: Session) -> Slab | None:
+        request = session.request
         try:
-            slab = self._slabs.make(
+            slab = self._makings.take(
                 request.session_id,
-                wanted_bytes=session.plan.delivery.buffer_bytes,
-                sessions=self._live_sessions() + 1,
-                secret_hash=request.secret.hex(),
+                lambda: self._slabs.make(
+                    request.session_id,
+                    wanted_bytes=session.plan.delivery.buffer_bytes,
+                    sessions=self._live_sessions() + 1,
+                    secret_hash=request.secret.hex(),
+                ),
+                patience_s=SLAB_PATIENCE_S,
+                late=lambda fault: _do_without(session, fault) if fault else session.offer_slab(),
             )
         except ExhaustedError as error:
-            session.trouble(f"rank {request.rank}: its frames travel on the stream: {error}")
+            _do_without(session, str(error))
             return None
-        self._hold(session, slab)
-        return slab.place
+        if slab is None:
+            with self._lock:
+                self._to_come[request.session_id] = _ToCome(session, self._clock())
+        return slab
 
     def take_up(self, sessions: Iterable[Session]) -> None:
         """Find the slabs that an earlier process left to these sessions."""
@@ -124,15 +161,21 @@ class Rings:
         if self._thread:
             self._thread.join()
             self._thread = None
+        self._slabs.stop()
+        self._makings.join(_JOIN_S)
 
     def left(self, session: Session) -> None:
         """Take away the slab of a session whose stream is over, if it said goodbye."""
-        held = self._held.get(session.request.session_id)
-        if held and session.closed and session.idle:
-            self._drop(held)
+        if session.closed and session.idle:
+            self._makings.drop(session.request.session_id)
+            held = self._held.get(session.request.session_id)
+            if held:
+                self._drop(held)
 
     def close(self) -> None:
         """Leave to the next process what may still be needed."""
+        for session_id in self._makings.sessions():
+            self._makings.drop(session_id)
         for held in list(self._held.values()):
             self.left(held.session)
             held.ring.slab.close()
@@ -141,6 +184,7 @@ class Rings:
     def look(self) -> None:
         """Read what ranks that are gone left, and take away what is not needed any more."""
         with self._ticking:
+            self._drop_unwanted()
             for held in list(self._held.values()):
                 try:
                     self._look_at(held)
@@ -153,6 +197,20 @@ class Rings:
     def _run(self) -> None:
         while not self._stopping.wait(TICK_S):
             self.look()
+
+    def _drop_unwanted(self) -> None:
+        """Take away slabs that were made for ranks that do not come back for them."""
+        now_s, to_come = self._clock(), list(self._to_come.items())
+        makings = set(self._makings.sessions())
+        for session_id, coming in to_come:
+            session = coming.session
+            if session.status().state is SessionState.OPEN:
+                coming.expected_s = now_s
+            elif session.closed or now_s - coming.expected_s > GRACE_S:
+                self._makings.drop(session_id)
+            if session_id not in makings:
+                with self._lock:
+                    self._to_come.pop(session_id, None)
 
     def _look_at(self, held: _Held) -> None:
         session = held.session
@@ -206,6 +264,10 @@ class Rings:
         held.session.attach(None)
         held.ring.give_up()
         self._slabs.remove(session_id, held.ring.slab)
+
+
+def _do_without(session: Session, fault: str) -> None:
+    session.trouble(f"rank {session.request.rank}: its frames travel on the stream: {fault}")
 
 
 def _lament(session: Session, error: RankdumpError) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from pathlib import Path
@@ -24,8 +25,10 @@ from rankdumpd.agent.filing import filed
 from rankdumpd.agent.intake import Intake
 from rankdumpd.agent.ledger import Ledger
 from rankdumpd.agent.ledger_room import LedgerRoom
+from rankdumpd.agent.left import NOTE, Left
 from rankdumpd.agent.limits import Limits, policy_of
 from rankdumpd.agent.mailbox import Mailbox
+from rankdumpd.agent.openings import Openings
 from rankdumpd.agent.overview import Overview
 from rankdumpd.agent.pipeline import Workers
 from rankdumpd.agent.recovery import take_up
@@ -46,10 +49,13 @@ from rankdumpd.agent.values import Outcome, Parcel
 from rankdumpd.lifecycle import Room
 from rankdumpd.meters import Meters
 from rankdumpd.metric_names import AGENT
+from rankdumpd.places import Places
 from rankdumpd.server import socket_path
 from rankdumpd.settings import AgentSettings, Settings
 from rankdumpd.signals import ask_to_stop
 
+LOST = "the next process will not know what this one has acknowledged"
+"""What it costs when a state file is taken away."""
 _STOP_S = 3.0
 """What ends within it ends in order; a thread that a disk holds up is left to it."""
 
@@ -68,8 +74,9 @@ class Agent(Room):
         *,
         told: Told = nobody,
         meters: Meters | None = None,
+        places: Places | None = None,
     ) -> None:
-        """`told` hears what is removed from trees."""
+        """`told` hears what is removed from trees, `places` where the ledger stands."""
         self._meters = meters or Meters()
         self._meters.begin(AGENT)
         cap = share_out(
@@ -86,6 +93,8 @@ class Agent(Room):
             report_bytes=settings.report_bytes if settings.coordinator else 0,
         )
         self._ledger.on_damage = ask_to_stop
+        self._places = places or Places()
+        self._places.keep(self._ledger.path, LOST)
         self._slabs = Slabs(
             folder_for(settings.runtime_dir, socket_path(settings.listen)),
             group=group_of(settings.runtime_group),
@@ -119,6 +128,7 @@ class Agent(Room):
             ledger=LedgerRoom(Path(settings.state_dir)),
             events=self._reporter.events,
         )
+        self._openings = Openings(self._registry.open, self._take_left)
         self._effects = Effects(
             self._ledger, self._reporter, meters=self._meters, usage=self._usage
         )
@@ -148,6 +158,7 @@ class Agent(Room):
             self._registry,
             self._streams,
             self._rings,
+            self._openings,
             reader=self._reader,
             changed=self._telling.tell,
             view=self.view,
@@ -229,8 +240,13 @@ class Agent(Room):
 
     def view(self) -> StatusView:
         """Return everything people may want to know."""
-        rooms = (self._registry, self._keeper, self._committer, self._reporter)
-        return self._overview.view(said for room in rooms for said in room.findings())
+        rooms = (self._registry, self._openings, self._keeper, self._committer, self._reporter)
+        said = [sentence for room in rooms for sentence in room.findings()]
+        view = self._overview.view((*self._places.gone, *said))
+        sessions, iterations = self._openings.statuses()
+        return dataclasses.replace(
+            view, sessions=view.sessions + sessions, iterations=view.iterations + iterations
+        )
 
     def samples(self) -> list[MetricSample]:
         """Return how it stands, for monitoring."""
@@ -248,6 +264,16 @@ class Agent(Room):
             room=lambda: self._limits.room_of(session),
             tries=self._tries,
         )
+
+    def _take_left(self, session_id: str, left: Left) -> None:
+        session = self._registry.get(session_id)
+        intake = self._intake(session)
+        for frame in left.frames:
+            intake.take(frame)
+        intake.hand_on()
+        session.trouble(f"rank {session.request.rank}: {NOTE}")
+        session.lose()
+        self._telling.tell(session)
 
     def _file(self, parcel: Parcel) -> Outcome:
         return filed(parcel, self._registry.get(parcel.ticket.session_id).outlet, self._originals)

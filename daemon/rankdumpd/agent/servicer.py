@@ -15,7 +15,9 @@ from rankdump.contract.status import StatusView
 from rankdump.wire import convert, views
 from rankdump.wire.errors import code_of
 from rankdump.wire.v1 import agent_pb2, agent_pb2_grpc
+from rankdumpd.agent.left import left_by
 from rankdumpd.agent.mailbox import Mailbox
+from rankdumpd.agent.openings import Openings
 from rankdumpd.agent.registry import Registry
 from rankdumpd.agent.rings import Rings
 from rankdumpd.agent.sessions import Session
@@ -37,6 +39,7 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         registry: Registry,
         streams: OpenStreams,
         rings: Rings,
+        openings: Openings,
         *,
         reader: Callable[[Session, Mailbox], Reader],
         changed: Callable[[Session], None],
@@ -50,6 +53,7 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         `redirect` says where a peer is sent on to.
         """
         self._registry, self._streams, self._rings = registry, streams, rings
+        self._openings = openings
         self._reader, self._changed = reader, changed
         self._view, self._settle, self._pin = view, settle, pin
         self._redirect = redirect
@@ -63,7 +67,13 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
             if redirect := self._redirect(context.peer()):
                 sent_on = SessionGrant(b"", 0, 0, redirect=redirect)
                 return convert.session_grant_to_wire(sent_on)
-            grant = self._registry.open(convert.session_request_from_wire(request))
+            wanted = convert.session_request_from_wire(request)
+            if request.HasField("left"):
+                self._openings.leave(wanted, left_by(wanted, request.left.frames))
+                return agent_pb2.OpenSessionResponse(opening="the rank waits no longer")
+            grant = self._openings.open(wanted)
+            if grant.opening:
+                return convert.session_grant_to_wire(grant)
             session = self._registry.get(request.session_id)
             slab = self._rings.grant(session)
             self._changed(session)
@@ -87,6 +97,7 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
                         acknowledged_sequence=news.sequence,
                         draining=news.draining,
                         warnings=news.warnings,
+                        slab_ready=news.slab_ready,
                     )
             finally:
                 self._streams.discard(mailbox)

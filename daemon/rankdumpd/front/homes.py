@@ -25,9 +25,9 @@ from rankdumpd.agent import slabs
 from rankdumpd.agent.ledger.connection import connect, sole_owner
 from rankdumpd.agent.slabs.place import session_of
 from rankdumpd.front.sharding import worker_of
+from rankdumpd.places import make_folder
 
 LEDGER = "ledger.sqlite"
-FOLDER_MODE = 0o750
 _WORKER = "worker-"
 _POLL_S = 0.05
 _HELD_TABLES = (
@@ -98,16 +98,6 @@ def bring_home(agent: Home, workers: int, *, group: int, patience_s: float) -> N
                 raise statefile.no_folder(agent.state_dir, "agent.state_dir", error) from None
             allowed = f"a folder whose sessions can be moved to their workers ({error})"
             raise ConfigError("agent.state_dir", "", str(agent.state_dir), allowed) from None
-
-
-def make_folder(path: Path, group: int, mode: int = FOLDER_MODE) -> None:
-    """Make a folder that a group may enter; one that is there stays as it is."""
-    missing = [folder for folder in (path, *path.parents) if not folder.is_dir()]
-    for folder in reversed(missing):
-        folder.mkdir()
-        os.chown(folder, -1, group if folder == path else -1)
-        # Whatever the umask is: the socket's folder may be among them.
-        folder.chmod(mode if folder == path else FOLDER_MODE)
 
 
 def sole_runtime(folder: Path, group: int) -> int:

@@ -25,13 +25,14 @@ from rankdumpd.agent.slabs.cap import share_out
 from rankdumpd.agent.slabs.place import group_of
 from rankdumpd.front import shares
 from rankdumpd.front.crew import Crew
-from rankdumpd.front.homes import Home, bring_home, make_folder, sole_runtime
+from rankdumpd.front.homes import Home, bring_home, sole_runtime
 from rankdumpd.front.metering import Sums
 from rankdumpd.front.servicer import FrontServicer
 from rankdumpd.front.sharding import worker_of
 from rankdumpd.front.worker import Worker
 from rankdumpd.lifecycle import Room
 from rankdumpd.meters import Meters
+from rankdumpd.places import Places, make_folder
 from rankdumpd.server import socket_path
 from rankdumpd.settings import AgentSettings, Settings, environment, without_settings
 from rankdumpd.tls import Certificates
@@ -52,9 +53,16 @@ class Front(Room):
     service_names: tuple[str, ...] = (SERVICE_NAME,)
 
     def __init__(
-        self, every: Settings, environ: Mapping[str, str], *, meters: Meters | None = None
+        self,
+        every: Settings,
+        environ: Mapping[str, str],
+        *,
+        meters: Meters | None = None,
+        places: Places | None = None,
     ) -> None:
-        """Give `environ` to the workers, with settings of their own."""
+        """Give `environ` to the workers, with settings of their own; `places` knows what is gone
+        of this process's own files.
+        """
         self._every = every
         self._settings = settings = every.agent
         # The longest of all the paths there will be.
@@ -77,6 +85,7 @@ class Front(Room):
             self._workers,
             Credentials(tls.ca, tls.certificate, tls.key),
             own_host=lambda: shown.material().hosts[0] if shown else "",
+            places=places or Places(),
         )
         self._draining = False
         self._meters = meters or Meters()

@@ -11,6 +11,8 @@ import pytest
 
 from rankdump.contract.errors import ConfigError
 from rankdumpd import server as server_module
+from rankdumpd.agent.slabs import Slabs
+from rankdumpd.agent.slabs.cap import Cap
 from rankdumpd.server import Server, socket_path
 
 
@@ -46,6 +48,22 @@ def test_socket_and_its_folder_are_for_owner_and_group(socket_folder: Path):
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o750
     server.stop(0)
     assert not path.exists()
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+def test_so_is_the_folder_that_shared_memory_made(socket_folder: Path, umask: int):
+    """An agent has a folder for slabs beside its socket before there is a socket."""
+    path = socket_folder / "made" / "a.sock"
+    before = os.umask(umask)
+    try:
+        slabs = Slabs(path.parent / "slabs", group=-1, ring_bytes=1, cap=Cap(1, 1, 1))
+        server = Server(f"unix:{path}", ())
+        server.start()
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o750
+    server.stop(0)
+    slabs.leave()
 
 
 def test_nobody_else_can_connect_before_the_modes_are_right(

@@ -227,7 +227,8 @@ def test_damage_is_one_line_each(dump, capsys):
     assert code == 1
     assert "1 overflow record, 1 with an overflow" in out
     assert out.splitlines()[-7:] == [
-        f"{cut}: output 0 of 2048 bytes ends at byte {size}, the file has {size - 1}",
+        f"{cut}: damaged: by its header output 0 of 2048 bytes ends at byte {size}, "
+        f"the file has {size - 1}",
         f"{empty}: empty: 0 bytes, the header's length alone takes 8",
         f"{none}: no output in it, and so no overflow record",
         f"{small}: overflow record of 99 bytes, 2048 expected",

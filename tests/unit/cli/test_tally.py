@@ -63,6 +63,13 @@ def test_every_reason_is_said_once():
     )
 
 
+def test_a_session_that_sent_nothing_kept_nothing():
+    view = StatusView((session(0, state=SessionState.LOST),))
+    assert sentences(view) == (
+        "rank 0: its stream ended without a goodbye; nothing had come of it",
+    )
+
+
 def test_an_open_session_is_not_blamed():
     """What a running rank is in the middle of is not called incomplete."""
     view = StatusView((session(0, state=SessionState.OPEN),), (iteration(0, 0, complete=False),))

@@ -118,7 +118,7 @@ def test_a_header_over_64_kib_is_version_2():
         assert np.lib.format.read_magic(stream) == (version, 0)
         shape, _, _ = readers[version](stream, max_header_size=1 << 20)
         assert shape == (1,) * dimensions
-        with pytest.raises(DamagedError, match="at most 10000 expected"):
+        with pytest.raises(DamagedError, match="at most 10000 are allowed"):
             npy.parse_header(head)
 
 
@@ -231,3 +231,30 @@ def test_header_that_is_cut_off():
     for length in range(len(data)):
         with pytest.raises(DamagedError):
             npy.array(data[:length])
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (
+            b"\x93NUMPY\x02\x00\xf0\xff\xff\xff" + b"{" * 99,
+            "damaged: its first 12 bytes say that the npy header takes 4294967292 bytes, at most "
+            "10000 are allowed",
+        ),
+        (
+            b"\x93NUMPY\x01\x00\x90\x01" + b"{" * 100,
+            "damaged: its first 10 bytes say that the npy header takes 410 bytes, 110 are there",
+        ),
+        (
+            b"\x93NUMPY\x01\x00\x4c\x00"
+            + b"{'descr':'<f4','fortran_order':False,'shape':(99999999999999999999,-1)}".ljust(76),
+            "damaged: npy header with the shape (99999999999999999999, -1); allowed are at most 64 "
+            "extents below 2**63",
+        ),
+    ],
+)
+def test_an_absurd_header_is_said_in_plain_words(data: bytes, said: str):
+    """What, where, which value, and what is allowed."""
+    with pytest.raises(DamagedError) as caught:
+        npy.parse_header(data)
+    assert str(caught.value) == said

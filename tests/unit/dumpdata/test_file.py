@@ -118,7 +118,7 @@ def test_one_payload_is_read_alone(tmp_path: Path):
     first, second, third = found.payloads
     assert found.bytes_of(first) == b"a" * 999
     assert found.bytes_of(third) == b"c" * 999
-    with pytest.raises(DamagedError, match=r"a\.zst: zstd frame cannot be read"):
+    with pytest.raises(DamagedError, match=r"a\.zst: damaged: zstd frame cannot be read"):
         found.bytes_of(second)
 
 
@@ -196,7 +196,9 @@ def test_a_size_without_bytes(tmp_path: Path, which: str, size: int):
     header = replace(DumpData(), **{which: parts})
     path = written(tmp_path, "a", file_of(header, [b"abc"]))
     for opens in (open_bin, open_header):
-        with pytest.raises(DamagedError, match=f"a: {word} 1 of {size} bytes ends at byte"):
+        with pytest.raises(
+            DamagedError, match=f"a: damaged: by its header {word} 1 of {size} bytes ends at byte"
+        ):
             opens(path)
 
 
@@ -234,3 +236,15 @@ def test_zstd_command(tmp_path: Path):
         path = written(tmp_path, "a.zst", packed_file_of(plain))
         done = subprocess.run([command, "-dc", path], capture_output=True, check=True)
         assert done.stdout == plain
+
+
+def test_an_absurd_header_is_said_in_plain_words(tmp_path: Path):
+    """Which file, what it says, and what is there."""
+    path = tmp_path / "a"
+    path.write_bytes((8459004121934077987).to_bytes(8, "little") + bytes(100))
+    with pytest.raises(DamagedError) as caught:
+        open_bin(path)
+    assert str(caught.value) == (
+        f"{path}: damaged, or no bin file: its first 8 bytes say that a header of "
+        f"8459004121934077987 bytes follows, at most 100 are there"
+    )

@@ -55,6 +55,7 @@ class OpenSessionRequest(google.protobuf.message.Message):
     CONFIG_SOURCE_FIELD_NUMBER: builtins.int
     WANTS_SLAB_FIELD_NUMBER: builtins.int
     SECRET_FIELD_NUMBER: builtins.int
+    LEFT_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     session_id: builtins.str
     """Chosen by the client; unique for ever."""
@@ -76,6 +77,12 @@ class OpenSessionRequest(google.protobuf.message.Message):
     """The client can map a slab on this host."""
     secret: builtins.bytes
     """Chosen by the client and told to nobody else: who resumes the session has to know it."""
+    @property
+    def left(self) -> global___FrameBatch:
+        """Set by a rank that waits for its session no longer: what it would have sent, its tensors as
+        lost ones. Whoever opens the session after all takes these frames.
+        """
+
     def __init__(
         self,
         *,
@@ -92,8 +99,10 @@ class OpenSessionRequest(google.protobuf.message.Message):
         config_source: builtins.bytes = ...,
         wants_slab: builtins.bool = ...,
         secret: builtins.bytes = ...,
+        left: global___FrameBatch | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["config_source", b"config_source", "device", b"device", "device_target", b"device_target", "framework", b"framework", "host", b"host", "job_id", b"job_id", "pid", b"pid", "plan_json", b"plan_json", "rank", b"rank", "secret", b"secret", "session_id", b"session_id", "wants_slab", b"wants_slab", "world_size", b"world_size"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["left", b"left"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["config_source", b"config_source", "device", b"device", "device_target", b"device_target", "framework", b"framework", "host", b"host", "job_id", b"job_id", "left", b"left", "pid", b"pid", "plan_json", b"plan_json", "rank", b"rank", "secret", b"secret", "session_id", b"session_id", "wants_slab", b"wants_slab", "world_size", b"world_size"]) -> None: ...
 
 global___OpenSessionRequest = OpenSessionRequest
 
@@ -107,6 +116,7 @@ class OpenSessionResponse(google.protobuf.message.Message):
     SLAB_FIELD_NUMBER: builtins.int
     EXCLUDED_FIELD_NUMBER: builtins.int
     REDIRECT_FIELD_NUMBER: builtins.int
+    OPENING_FIELD_NUMBER: builtins.int
     token: builtins.bytes
     """Proves on later calls that the caller is this session."""
     acknowledged_sequence: builtins.int
@@ -117,6 +127,10 @@ class OpenSessionResponse(google.protobuf.message.Message):
     redirect: builtins.str
     """Where to open the session instead: a socket beside the one that was asked, or another port of
     its host. Empty means here; with it nothing else is set.
+    """
+    opening: builtins.str
+    """Why the session is not open yet: it is being opened, and to be asked for again. With it nothing
+    else is set.
     """
     @property
     def slab(self) -> global___Slab:
@@ -131,9 +145,10 @@ class OpenSessionResponse(google.protobuf.message.Message):
         slab: global___Slab | None = ...,
         excluded: builtins.str = ...,
         redirect: builtins.str = ...,
+        opening: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["slab", b"slab"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["acknowledged_sequence", b"acknowledged_sequence", "excluded", b"excluded", "max_record_bytes", b"max_record_bytes", "redirect", b"redirect", "slab", b"slab", "token", b"token"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["acknowledged_sequence", b"acknowledged_sequence", "excluded", b"excluded", "max_record_bytes", b"max_record_bytes", "opening", b"opening", "redirect", b"redirect", "slab", b"slab", "token", b"token"]) -> None: ...
 
 global___OpenSessionResponse = OpenSessionResponse
 
@@ -828,10 +843,15 @@ class PushResponse(google.protobuf.message.Message):
     ACKNOWLEDGED_SEQUENCE_FIELD_NUMBER: builtins.int
     DRAINING_FIELD_NUMBER: builtins.int
     WARNINGS_FIELD_NUMBER: builtins.int
+    SLAB_READY_FIELD_NUMBER: builtins.int
     acknowledged_sequence: builtins.int
     """Every frame up to this number is accounted for."""
     draining: builtins.bool
     """The agent is about to stop: finish the stream and come back later."""
+    slab_ready: builtins.bool
+    """The shared memory that was not ready when the session was opened is: finish the stream and open
+    the session again.
+    """
     @property
     def warnings(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """What the rank should say in its log, each once."""
@@ -842,8 +862,9 @@ class PushResponse(google.protobuf.message.Message):
         acknowledged_sequence: builtins.int = ...,
         draining: builtins.bool = ...,
         warnings: collections.abc.Iterable[builtins.str] | None = ...,
+        slab_ready: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["acknowledged_sequence", b"acknowledged_sequence", "draining", b"draining", "warnings", b"warnings"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["acknowledged_sequence", b"acknowledged_sequence", "draining", b"draining", "slab_ready", b"slab_ready", "warnings", b"warnings"]) -> None: ...
 
 global___PushResponse = PushResponse
 

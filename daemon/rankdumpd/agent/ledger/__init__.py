@@ -48,7 +48,8 @@ class Ledger(LedgerReader):
         """Why the last transaction failed; empty when it did not."""
         self._taken_back: Callable[[], None] = lambda: None
         self._guard = sole_owner(state_dir)
-        path = state_dir / "ledger.sqlite"
+        self.path = path = state_dir / "ledger.sqlite"
+        """The file."""
         try:
             super().__init__(connect(path), str(path), now_us)
             self.log = ReportLog(path, self._transaction, most_bytes=report_bytes)

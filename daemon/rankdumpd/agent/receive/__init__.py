@@ -23,7 +23,14 @@ from rankdumpd.agent.receive.declared import (
 from rankdumpd.agent.receive.head import FigureRules, check_head, check_rows
 from rankdumpd.agent.values import Declared, Judged, Outcome, Parcel, Ticket, dropped
 
-__all__ = ["Assembler", "Received", "declaration_again", "figure_rows_again"]
+__all__ = [
+    "Assembler",
+    "Received",
+    "declaration_again",
+    "declaration_from",
+    "figure_rows_again",
+    "lost_by_rank",
+]
 
 _MAPPED_BYTES = 1 << 20
 """A larger record that comes in pieces has pages of its own: there are few of that size."""

@@ -52,6 +52,7 @@ class Session:
         self._warnings: dict[str, None] = {}
         self._listener: Listener | None = None
         self._ring: Ring | None = None
+        self._slab_waits = False
 
     def restore(
         self,
@@ -202,7 +203,14 @@ class Session:
     def attach(self, ring: Ring | None) -> None:
         """Let a slab hear of what is acknowledged; None for no slab."""
         with self._lock:
-            self._ring = ring
+            self._ring, self._slab_waits = ring, False
+
+    def offer_slab(self) -> None:
+        """Let the rank know, now or when it comes, that its slab was made meanwhile."""
+        with self._lock:
+            self._slab_waits, listener = True, self._listener
+        if listener:
+            listener.offer_slab()
 
     def reopen(self, request: SessionRequest) -> None:
         """Let the same rank come back, with a new token."""
@@ -215,12 +223,14 @@ class Session:
         """Make a stream the only one of this session; an earlier one is ended."""
         with self._lock:
             earlier, self._listener = self._listener, listener
-            warnings = list(self._warnings)
+            warnings, slab_waits = list(self._warnings), self._slab_waits
         if earlier:
             earlier.end("the session is connected by another stream")
         # Nobody knows whether they got through before the last stream broke.
         for text in warnings:
             listener.warn(text)
+        if slab_waits:
+            listener.offer_slab()
         listener.acknowledge(self._acknowledged)
 
     def disconnect(self, listener: Listener) -> bool:

@@ -16,6 +16,10 @@ class Listener(Protocol):
         """Let the rank say this in its log."""
         ...
 
+    def offer_slab(self) -> None:
+        """Tell the rank that its shared memory is there now."""
+        ...
+
     def end(self, reason: str) -> None:
         """Break the stream off; the rank may come back."""
         ...

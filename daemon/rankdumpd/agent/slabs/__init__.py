@@ -15,8 +15,9 @@ from rankdump.contract.errors import ConfigError, DamagedError, ExhaustedError
 from rankdump.contract.slab import slab_bytes
 from rankdumpd.agent.elements import Descriptor
 from rankdumpd.agent.slabs.cap import Cap
-from rankdumpd.agent.slabs.file import Slab, find_slab, make_slab
+from rankdumpd.agent.slabs.file import UNFINISHED, Slab, find_slab, make_slab
 from rankdumpd.agent.slabs.place import SUFFIX, session_of, slab_name
+from rankdumpd.places import make_folder
 
 FOLDER_MODE = 0o710
 """The group may enter and not look around: names of slabs are known to their ranks alone."""
@@ -38,6 +39,7 @@ class Slabs:
         self._lock = threading.Lock()
         self._held: dict[str, int] = {}
         self._said: set[str] = set()
+        self._stopping = threading.Event()
         self._guard = self._own()
 
     @property
@@ -65,9 +67,11 @@ class Slabs:
             self._held[session_id] = length
         try:
             self._make_folder(path.parent)
-            return make_slab(path, length, group=self._group)
+            return make_slab(path, length, group=self._group, stopping=self._stopping.is_set)
         except OSError as error:
             self._forget(session_id)
+            if self._stopping.is_set():
+                raise ExhaustedError("the agent is stopping") from None
             why = f"no slab of {length} bytes in {path.parent}: {error}"
             raise self._none("folder", why) from None
 
@@ -99,6 +103,12 @@ class Slabs:
             if session_of(path.name) not in needed and not _in_use(path):
                 _log.info("removing %s, which no session needs", path)
                 _take_away(path)
+        for path in self._folder.glob(f"*{UNFINISHED}"):
+            _take_away(path)
+
+    def stop(self) -> None:
+        """Finish none of those that are being made."""
+        self._stopping.set()
 
     def leave(self) -> None:
         """Leave the folder to the next process, or take it away if nothing is left in it."""
@@ -137,6 +147,8 @@ class Slabs:
         return self._folder / slab_name(session_id, secret_hash)
 
     def _make_folder(self, folder: Path) -> None:
+        # The socket's folder, before there is a socket.
+        make_folder(folder.parent, self._group)
         # Another session may be just as far.
         folder.mkdir(parents=True, mode=FOLDER_MODE, exist_ok=True)
         facts = folder.lstat()

@@ -8,9 +8,12 @@ a name, which cannot go through a bind mount. So this side maps nothing: what it
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import secrets
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 from rankdump.contract.errors import DamagedError
@@ -19,6 +22,8 @@ from rankdump.contract.slab import slab_header
 from rankdumpd.agent.elements import Beside, Descriptor, read_at
 
 FILE_MODE = 0o660
+UNFINISHED = ".new"
+"""End of the name of a slab that is being made."""
 _BLOCK = bytes(4 << 20)
 # struct flock of a 64-bit Linux: type, whence, start, length, pid, and room the kernel reads.
 _FLOCK = struct.Struct("hhqqi4x")
@@ -105,25 +110,32 @@ class Slab:
         return DamagedError(f"slab {self.path} was given up")
 
 
-def make_slab(path: Path, length: int, *, group: int) -> Slab:
-    """Make an empty slab in the place of any other; OSError when there is no room for it.
+def make_slab(
+    path: Path, length: int, *, group: int, stopping: Callable[[], bool] = lambda: False
+) -> Slab:
+    """Make an empty slab in the place of any other; OSError when there is no room for it, or when
+    `stopping` says that nobody needs it any more.
 
-    Every page is touched here: the first touch costs far more than a copy.
+    Every page is touched here: the first touch costs far more than a copy. It has its name when
+    all of it is there.
     """
-    path.unlink(missing_ok=True)
+    unfinished = path.with_name(f"{path.name}.{secrets.token_hex(4)}{UNFINISHED}")
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-    descriptor = os.open(path, flags, 0o600)
+    descriptor = os.open(unfinished, flags, 0o600)
     try:
         os.posix_fallocate(descriptor, 0, length)
         for offset in range(0, length, len(_BLOCK)):
+            if stopping():
+                raise OSError(errno.ECANCELED, os.strerror(errno.ECANCELED))
             os.pwrite(descriptor, memoryview(_BLOCK)[: length - offset], offset)
         os.pwrite(descriptor, slab_header(length), 0)
-        # Last: nobody else may write before it is a slab.
+        # Nobody else may write before it is a slab.
         os.fchown(descriptor, -1, group)
         os.fchmod(descriptor, FILE_MODE)
+        unfinished.rename(path)
     except BaseException:
         os.close(descriptor)
-        path.unlink(missing_ok=True)
+        unfinished.unlink(missing_ok=True)
         raise
     return Slab(path, descriptor)
 

@@ -21,8 +21,9 @@ class State:
 
     def __init__(self, state_dir: Path) -> None:
         self._guard = sole_owner(state_dir)
+        self.path = state_dir / "coordinator.sqlite"
         try:
-            self._base = connect(state_dir / "coordinator.sqlite")
+            self._base = connect(self.path)
         except RankdumpError:
             os.close(self._guard)
             raise

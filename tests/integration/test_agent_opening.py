@@ -1,0 +1,164 @@
+"""Sessions whose opening takes longer than a rank waits, or never ends: told, kept, counted."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import numpy as np
+import pytest
+from suites.slab_rooms import MIB, wait_until
+
+import rankdump
+from rankdump.contract.manifest import Manifest
+from rankdump.contract.plan import Delivery, DumpPlan, Output
+from rankdump.contract.status import SessionState
+from rankdumpd.agent import openings, registry
+
+COUNT = 30
+
+
+class BusyDisk:
+    """Writes what is due before a session is open when it is told to."""
+
+    def __init__(self) -> None:
+        self.free = threading.Event()
+        self.begun = 0
+        self._introduce = registry.introduce
+
+    def introduce(self, session, request) -> None:
+        self.begun += 1
+        assert self.free.wait(60)
+        self._introduce(session, request)
+
+
+@pytest.fixture
+def busy(monkeypatch):
+    disk = BusyDisk()
+    monkeypatch.setattr(registry, "introduce", disk.introduce)
+    monkeypatch.setattr(openings, "ANSWER_S", 0.05)
+    yield disk
+    disk.free.set()
+
+
+@pytest.fixture
+def start(busy, make_agent, short_dir):
+    """Starts a session of an agent whose disk is busy."""
+    agent = make_agent(runtime_dir=str(short_dir), slab_bytes=MIB)
+
+    def begin(**delivery):
+        output = Output(root=str(short_dir / "dump"), net_name="Net", codec="none")
+        plan = DumpPlan(output=output, delivery=Delivery(buffer_bytes=MIB, **delivery))
+        return agent.agent, rankdump.Session(plan, agent=agent.address)
+
+    return begin
+
+
+def dump(session: rankdump.Session, step: int) -> None:
+    session.step(step)
+    for number in range(COUNT):
+        array = np.full(99, number + COUNT * step, np.float32)
+        session.dump("Op", f"Default/a{number}/Op-op0", "output", 0, array)
+
+
+def texts(caplog, word: str) -> list[str]:
+    return [text for r in caplog.records if word in (text := r.getMessage())]
+
+
+def test_what_was_dumped_meanwhile_is_delivered(start, busy, short_dir, caplog):
+    """The rank is told why it waits, and asks again; one opening serves all of its tries."""
+    agent, session = start()
+    for step in range(2):
+        dump(session, step)
+    wait_until(lambda: texts(caplog, "has not opened the session"))
+    (said,) = texts(caplog, "has not opened the session")
+    assert "1 MiB of tensors wait for it" in said
+    (finding,) = agent.view().findings
+    assert "its session has been opening for" in finding
+    busy.free.set()
+    session.close()
+    assert session.undelivered == 0
+    assert busy.begun == 1
+    found = [np.load(path)[0] for path in (short_dir / "dump" / "rank_0" / "Net").rglob("*.npy")]
+    assert sorted(found) == list(range(2 * COUNT))
+    assert not agent.view().findings
+    assert len(texts(caplog, "a disk is busy")) == 2  # the rank's, and the agent's
+
+
+def test_what_a_rank_gave_up_is_counted(start, busy, short_dir, caplog):
+    """Its drops are in the balance of the job at once, and in the tree when there is one."""
+    agent, session = start(block_timeout_s=0.2)
+    for step in range(2):
+        dump(session, step)
+    with caplog.at_level(logging.INFO):
+        session.close()
+    assert session.undelivered == 2 * COUNT
+    (said,) = texts(caplog, "tensors were not dumped")
+    assert f"{2 * COUNT} not_taken_by_agent; the agent at" in said
+    wait_until(lambda: [text for text in agent.view().findings if "gave up" in text])
+    assert texts(caplog, f"and {2 * COUNT} tensors are lost")
+
+    def balance():
+        view = agent.view()
+        (status,) = view.sessions
+        assert (status.state, status.rank) == (SessionState.CLOSED, 0)
+        assert all(i.balanced and i.complete for i in view.iterations)
+        return [(i.expected, dict(i.dropped)) for i in view.iterations]
+
+    lost = {"not_taken_by_agent": COUNT}
+    assert balance() == [(COUNT, lost)] * 2
+    view = agent.view()
+    assert "was not open when it ended" in view.sessions[0].notes[-1]
+    (finding,) = [text for text in view.findings if "gave up" in text]
+    assert f"{2 * COUNT} tensors are lost" in finding
+    busy.free.set()
+    manifests = short_dir / "dump" / "rank_0" / ".dump_metadata" / "manifest"
+    wait_until(lambda: manifests.is_dir() and len(list(manifests.glob("*.json"))) == 2)
+    kept = [Manifest.from_json(path.read_bytes()) for path in manifests.iterdir()]
+    assert [dict(each.status.dropped) for each in kept] == [lost] * 2
+    wait_until(lambda: not [text for text in agent.view().findings if "gave up" in text])
+    assert balance() == [(COUNT, lost)] * 2
+    assert [text for text in agent.view().findings if "was not open when it ended" in text]
+
+
+def test_only_who_asked_gets_what_came_of_it(busy, make_agent, make_rank):
+    """Another process that knows the session's name waits, and is refused like before."""
+    address = make_agent().address
+    rank = make_rank(address, secret=b"s" * 16)
+    assert "a disk is busy" in rank.open().opening
+    thief = make_rank(address, secret=b"t" * 16, root=rank.root)
+    assert not thief.open().token
+    busy.free.set()
+    wait_until(lambda: rank.open().token)
+    with pytest.raises(Exception, match="opened by another process"):
+        thief.open()
+
+
+def test_who_was_let_in_and_never_came_is_named(make_agent, make_rank, monkeypatch, caplog):
+    """In the log and in the status, for nothing else is left of it."""
+    from rankdumpd.agent import lobby
+
+    agent = make_agent()
+    make_rank(agent.address).open()
+    monkeypatch.setattr(lobby, "PATIENCE_S", -1.0)
+    (finding,) = agent.agent.view().findings
+    assert "opened its session and never came" in finding
+    assert texts(caplog, "never came") == [finding]
+
+
+def test_what_is_left_is_only_what_was_lost(make_agent, make_rank, frames):
+    """A frame of any other kind is refused, and so is a number out of turn."""
+    agent = make_agent()
+    rank = make_rank(agent.address)
+    for wrong in (frames.record(1, np.ones(3)), frames.goodbye(2)):
+        with pytest.raises(Exception, match="frame"):
+            rank.leave(wrong)
+    rank.leave(frames.end(1, 0, 7, buffer_full=7), frames.goodbye(2))
+    wait_until(lambda: agent.agent.view().iterations)
+    (status,) = agent.agent.view().iterations
+    assert (status.expected, dict(status.dropped)) == (7, {"buffer_full": 7})
+
+
+@pytest.fixture(autouse=True)
+def _hears(caplog):
+    caplog.set_level(logging.INFO)
