@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from rankdump.wire.frames import declaration_frame
 from rankdumpd.agent.ledger import Ledger, log, numbers
 from rankdumpd.agent.report import Reporter, stream, texts
 from rankdumpd.agent.report.ports import Times
-from rankdumpd.agent.values import Declared, Ticket
+from rankdumpd.agent.values import Declared, QuietRank, Ticket
 
 WAIT_S = 60
 SESSION = SessionStatus("job", "s", 3, 4, 3, "here", 1, SessionState.OPEN)
@@ -50,6 +51,7 @@ class Agent:
         self.folder, self.address, self.report_bytes = folder, address, report_bytes
         self.sequence = 0
         self.warned: list[tuple[str, str]] = []
+        self.quiet: list[QuietRank] = []
         self.begin()
         self.ledger.open_session(REQUEST)
 
@@ -61,6 +63,7 @@ class Agent:
             load=lambda: Load(queued_records=7),
             warn=lambda job, text: self.warned.append((job, text)),
             tell_again=self.tell_again,
+            quiet=lambda: self.quiet,
             times=TIMES,
         )
 
@@ -156,6 +159,22 @@ def test_what_was_said_before_the_coordinator_came_arrives_in_order(agent, coord
     balances = [r for r in reports if r.iterations]
     assert [b.iterations[0].stall_us for b in balances] == [5]
     assert balances[0].sequence == 14
+
+
+def test_a_rank_is_known_while_it_is_quiet_and_everything_was_told(agent, coordinator):
+    """Said again and again, behind what it sent."""
+    coordinator.start()
+    agent.take(events(0, 100))
+    agent.quiet = [QuietRank("job", 3, "s", 1)]
+    before_us = time.time_ns() // 1000
+    coordinator.wait(lambda: any(us > before_us - 2_000_000 for _, us in coordinator.heard))
+    assert coordinator.positions("s") == list(range(100))
+    assert {session for session, _ in coordinator.heard} == {"s"}
+    agent.quiet = []
+    said = len(coordinator.heard)
+    asked = coordinator.asked
+    coordinator.wait(lambda: coordinator.asked > asked + 5)
+    assert len(coordinator.heard) <= said + 1
 
 
 def test_names_are_said_once_a_stream(agent, coordinator, monkeypatch):

@@ -264,5 +264,6 @@ class Agent(Room):
             load=lambda: self._limits.load_of(self._registry.all()),
             warn=lambda job_id, text: self._telling.warn(job_id, text),
             tell_again=lambda: self._telling.tell_again(),
+            quiet=lambda: filter(None, [each.quiet_at for each in self._registry.all()]),
             credentials=credentials,
         )

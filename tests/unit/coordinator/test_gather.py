@@ -22,7 +22,14 @@ from rankdumpd.coordinator import gather as rooms
 from rankdumpd.coordinator.gather import Gather, agents
 from rankdumpd.coordinator.gather.job import MAX_FINDINGS, QUIET_S
 from rankdumpd.coordinator.kept import AgentRow, Row
-from rankdumpd.coordinator.values import Answer, Book, IterationView, Report, Settled
+from rankdumpd.coordinator.values import (
+    Answer,
+    Book,
+    IterationView,
+    RankHeard,
+    Report,
+    Settled,
+)
 
 WORLD = ProcessGroup("world", (0, 1))
 DEADLINE_S = 300.0
@@ -452,7 +459,45 @@ def test_it_is_crowded_while_one_is_written_and_the_next_is_complete(gather, age
 def test_only_iterations_with_something_open_may_have_somebody_waiting(gather, agent) -> None:
     """What has started and is not complete makes an iteration worth a look."""
     agent.report(events=(agent.events(0, 4), agent.events(0, 5, end=OPEN)))
-    assert [view.iteration for view in gather.waiting()] == [5]
+    assert [view.iteration for view in gather.waiting(now_s=0.0)] == [5]
+
+
+def test_a_rank_is_known_up_to_its_newest_event_or_what_its_agent_says(gather, agent) -> None:
+    """An agent that says that a rank is quiet knows more; of an earlier session it says nothing."""
+    agent.report(sessions=(agent.session(0), agent.session(1)))
+    agent.report(events=(agent.events(0, 5, 5, end=OPEN, first=7_000_000),))
+    assert known(gather) == {0: 6_000_001}
+    stalled = dataclasses.replace(EventColumns.of([]), stalled_us=9, sent_us=8_500_000)
+    agent.report(events=((RankEvents("j", 0), stalled),))
+    assert known(gather) == {0: 7_500_000}
+    agent.report(heard=(RankHeard("j", 0, "s0", 9_000_000), RankHeard("j", 1, "s1", 8_000_000)))
+    assert known(gather) == {0: 9_000_000, 1: 8_000_000}
+    agent.report(sessions=(agent.session(1, name="again"),))
+    agent.report(events=(agent.events(1, 5, end=OPEN, session="again"),))
+    agent.report(heard=(RankHeard("j", 1, "s1", 9_500_000), RankHeard("j", 0, "s0", 1)))
+    assert known(gather) == {0: 9_000_000, 1: 8_000_000}
+    agent.report(sessions=(agent.session(1, SessionState.CLOSED, name="again"),))
+    assert known(gather)[1] == OPEN
+
+
+def known(gather: Gather) -> dict[int, int]:
+    """Up to when each rank is known."""
+    (view,) = gather.waiting(now_s=0.0)
+    return {rank: heard.until_us for rank, heard in view.heard.items()}
+
+
+def test_how_an_agent_stands_is_said_of_its_ranks(gather, agent) -> None:
+    """What it has still to report; or since when it says nothing."""
+    agent.report(sessions=(agent.session(0),), held_events=4000, load=Load(17), host="b")
+    agent.report(
+        events=(agent.events(0, 5, end=OPEN, first=5),), held_events=4000, load=Load(17), host="b"
+    )
+    (view,) = gather.waiting(now_s=1.0)
+    assert (
+        view.heard[0].agent == "the agent of b has 4,000 events to report, and 17 records under way"
+    )
+    (view,) = gather.waiting(now_s=58.0)
+    assert view.heard[0].agent == "the agent of b was last heard 58 s ago"
 
 
 def test_agents_are_in_the_fleet_with_all_they_said(gather, agent) -> None:

@@ -6,7 +6,7 @@ import logging
 import socket
 import sqlite3
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import grpc
 
@@ -24,9 +24,11 @@ from rankdump.wire.channel import Credentials, connect
 from rankdump.wire.errors import error_of
 from rankdump.wire.fields import common
 from rankdump.wire.v1 import coordinator_pb2, coordinator_pb2_grpc
+from rankdumpd.agent.report.hearing import Hearing
 from rankdumpd.agent.report.ports import Log, Times
 from rankdumpd.agent.report.stream import Conversation
 from rankdumpd.agent.report.timing import Timing
+from rankdumpd.agent.values import QuietRank
 from rankdumpd.logs import about
 
 MAX_WARNINGS = 256
@@ -45,16 +47,21 @@ class Reporter:
         load: Callable[[], Load],
         warn: Callable[[str, str], None],
         tell_again: Callable[[], None],
+        quiet: Callable[[], Iterable[QuietRank]] = tuple,
         credentials: Credentials | None = None,
         times: Times | None = None,
     ) -> None:
-        """Call `warn` with a job and a text, `tell_again` when the coordinator forgot sessions."""
+        """Call `warn` with a job and a text, `tell_again` when the coordinator forgot sessions.
+
+        `quiet` returns the ranks of which nothing is under way.
+        """
         self._address, self._log = address, log
         self._load, self._warn, self._tell_again = load, warn, tell_again
         self._credentials = credentials
         self._agent_id = log.agent_id()
         self._times = times or Times()
         self._timing = Timing(self._times)
+        self._hearing = Hearing(quiet)
         self._changed = threading.Condition()
         self._conversation: Conversation | None = None
         self._call: grpc.Call | None = None
@@ -166,10 +173,11 @@ class Reporter:
                 self._changed,
                 times=self._times,
                 careful_to=self._careful_to,
-                prepared=lambda request, met: self._prepare(request, stub if met else None),
+                prepared=lambda request, told: self._prepare(request, told, stub),
                 overdue=self._break_off,
             )
             self._timing.reconnected()
+            self._hearing.begin()
             answers = stub.Report(conversation.requests())
             with self._changed:
                 self._conversation, self._call = conversation, answers
@@ -216,11 +224,18 @@ class Reporter:
     def _prepare(
         self,
         request: coordinator_pb2.ReportRequest,
-        stub: coordinator_pb2_grpc.CoordinatorServiceStub | None,
+        told: int | None,
+        stub: coordinator_pb2_grpc.CoordinatorServiceStub,
     ) -> None:
         """Say who reports, and how this host stands; what costs something, once a second."""
-        if stub and self._timing.keep_up(stub):
-            self._figures = (self._log.waiting(self._received)[1], self._log.lost()[0])
+        if told is not None:
+            if self._timing.keep_up(stub):
+                self._figures = (self._log.waiting(self._received)[1], self._log.lost()[0])
+                self._hearing.look(now_us=self._times.now().wall_us, newest=self._log.last)
+            heard, until_us = self._hearing.told_to(told)
+            for each in heard:
+                about = {"job_id": each.job_id, "rank": each.rank, "session_id": each.session_id}
+                request.heard.add(until_us=until_us, **about)
         request.agent_id = self._agent_id
         request.host = socket.gethostname()
         request.load.CopyFrom(views.load_to_wire(self._load()))

@@ -50,6 +50,10 @@ class Log(Protocol):
         """Return how many items stand behind a number, and how many events they hold."""
         ...
 
+    def last(self) -> int:
+        """Return the number of the last item; 0 when none stands there."""
+        ...
+
     def lost(self) -> tuple[int, int]:
         """Return how many events and how many other items were ever given up."""
         ...

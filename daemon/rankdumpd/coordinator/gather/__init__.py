@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
+from dataclasses import replace
 
 from rankdump.contract.errors import ExhaustedError
 from rankdump.contract.findings import Finding
@@ -70,6 +71,10 @@ class Gather:
                 self._take(report, parts, number, now_s=now_s)
                 agent.jobs.update(_named(report))
                 agent.received = report.sequence
+            # Behind the items: they are what has been heard.
+            for heard in report.heard:
+                if heard.job_id in self._jobs:
+                    self._jobs[heard.job_id].take_heard(heard)
             warnings = tuple(
                 (job_id, text)
                 for job_id in sorted(agent.jobs)
@@ -132,11 +137,14 @@ class Gather:
         with self._lock:
             return all_findings(self._jobs[job_id]) if job_id in self._jobs else []
 
-    def waiting(self) -> list[IterationView]:
+    def waiting(self, *, now_s: float) -> list[IterationView]:
         """Return the iterations in which somebody may be waiting."""
         with self._lock:
+            agents = self._agents.words(now_s=now_s)
             return [
-                iteration_view(job, pending, provisional=True)
+                replace(
+                    iteration_view(job, pending, provisional=True), heard=job.ranks.heard(agents)
+                )
                 for job in self._jobs.values()
                 for pending in job.pending.values()
                 if pending.waits

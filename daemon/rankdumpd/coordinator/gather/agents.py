@@ -10,6 +10,8 @@ from rankdump.contract.status import AgentStatus, ClockEstimate, Load
 from rankdumpd.coordinator.kept import AgentRow
 from rankdumpd.coordinator.values import Report
 
+SILENT_S = 5.0
+"""Agents report once a second."""
 MAX_AGENTS = 1 << 14
 """Each is remembered for days after it was heard last."""
 
@@ -42,6 +44,14 @@ class Agent:
         """Return the lowest number that an item of a report may have."""
         return max(self.received + 1, report.sequence - report.items + 1)
 
+    def words(self, *, now_s: float) -> str:
+        """Say how far behind it is."""
+        silent_s, name = now_s - self.heard_s, f"the agent of {self.host or self.agent_id}"
+        if silent_s >= SILENT_S:
+            return f"{name} was last heard {silent_s:.0f} s ago"
+        held, queued = self.held_events, self.load.queued_records
+        return f"{name} has {held:,} events to report, and {queued:,} records under way"
+
     def status(self, *, now_s: float) -> AgentStatus:
         """Return how it stands."""
         return AgentStatus(
@@ -68,6 +78,10 @@ class Agents:
         if agent_id not in self.all and len(self.all) >= MAX_AGENTS:
             raise ExhaustedError(f"{len(self.all)} agents are known, and no more are taken")
         return self.all.setdefault(agent_id, Agent(agent_id, now_s))
+
+    def words(self, *, now_s: float) -> dict[str, str]:
+        """Return how each agent stands, in words."""
+        return {name: agent.words(now_s=now_s) for name, agent in self.all.items()}
 
     def restore(self, row: AgentRow, *, now_s: float, now_us: int) -> None:
         """Remember an agent."""

@@ -51,11 +51,11 @@ class Hinting:
             # The iteration is published whatever becomes of the hints.
             _LOG.exception("job %s: no hints", job_id, extra={"job": job_id})
 
-    def look(self, *, now_us: int) -> None:
+    def look(self, *, now_us: int, now_s: float) -> None:
         """See who waits at present; a job in which nobody does any more has no such hint."""
         found: defaultdict[str, list[TimeoutHint]] = defaultdict(list)
         roots: dict[str, str] = {}
-        for view in self._gather.waiting():
+        for view in self._gather.waiting(now_s=now_s):
             roots[view.job_id] = view.root
             state = self._states.get(view.job_id)
             found[view.job_id] += waiting(view, self._gather.facts(view.job_id), now_us, state)
