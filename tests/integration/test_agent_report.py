@@ -498,3 +498,33 @@ def test_a_ledger_that_was_put_back_goes_on_behind_what_was_heard(agent, coordin
     agent.reporter.start()
     assert agent.reporter.flush(WAIT_S) == 0
     assert set(coordinator.positions("s")) == set(range(50))
+
+
+def test_a_coordinator_that_is_away_is_a_finding_until_it_comes(agent, coordinator, caplog):
+    """Also before there is anything to tell; a wait for it ends after another try."""
+    caplog.set_level(logging.INFO, "rankdumpd.agent.report")
+    said = f"coordinator {coordinator.address} cannot be reached since 20"
+    eventually(lambda: agent.reporter.findings())
+    assert agent.reporter.findings()[0].startswith(said)
+    assert agent.reporter.findings()[0].endswith("; nothing waits for it yet")
+    agent.take(events(0, 10))
+    begun_s = time.monotonic()
+    assert agent.reporter.flush(WAIT_S) == 1
+    assert time.monotonic() - begun_s < WAIT_S / 2
+    assert agent.reporter.findings()[0].endswith("; 1 items with 10 events wait")
+    agent.reporter.leave("/var/lib/rankdump")
+    assert caplog.messages[-1].endswith(
+        "1 items with 10 events wait in /var/lib/rankdump until an agent starts there again"
+    )
+    coordinator.start()
+    coordinator.wait(lambda: coordinator.positions("s") == list(range(10)))
+    eventually(lambda: not agent.reporter.findings())
+    assert sum(message.startswith(said) for message in caplog.messages) == 2
+    assert any("takes reports again, after " in message for message in caplog.messages)
+
+
+def eventually(holds: Callable[[], object]) -> None:
+    deadline_s = time.monotonic() + WAIT_S
+    while not holds():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
