@@ -29,7 +29,7 @@ from rankdumpd.serving import (
     serve_embedded,
 )
 from rankdumpd.settings import AgentSettings, Settings, load
-from rankdumpd.startcheck import Doubt, coordinator_doubt, doubts_about
+from rankdumpd.startcheck import Doubt, coordinator_doubt, doubts_about, health_fault
 
 _log = logging.getLogger(__name__)
 _EXIT_FAILED = 1
@@ -37,6 +37,7 @@ _EXIT_USAGE = 2
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="rankdump", prog_name="rankdumpd")
 def main() -> None:
     """Collect dumps of training jobs: one agent on each host, one coordinator for each job."""
 
@@ -175,6 +176,16 @@ def rebuild(tree: Path, state_dir: Path) -> None:
         return 0
 
     _execute(None, False, serve)
+
+
+@main.command()
+@click.argument("address", default=AgentSettings().listen)
+def health(address: str) -> None:
+    """Say by the exit status whether a daemon of this host serves at ADDRESS; for probes."""
+    fault = health_fault(address)
+    if fault:
+        click.echo(f"rankdumpd: {address}: {fault}", err=True)
+        sys.exit(_EXIT_FAILED)
 
 
 main.add_command(certs)

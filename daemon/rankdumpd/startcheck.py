@@ -1,4 +1,4 @@
-"""What has to be in order for a daemon to be of use: its certificates, and who it reports to."""
+"""What has to be in order for a daemon to be of use: certificates, its coordinator, itself."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import stat
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from rankdump.contract.addresses import is_socket
 from rankdump.contract.errors import RankdumpError, RetryableError, UnavailableError
@@ -89,6 +91,22 @@ def coordinator_doubt(address: str, credentials: Credentials) -> Doubt | None:
     except RankdumpError as error:
         return _refusal(address, error)
     return None
+
+
+def health_fault(address: str) -> str:
+    """Say why a daemon of this host does not serve; empty when it does."""
+    try:
+        with connect(address) as channel:
+            # Its stub file knows the class but not the calls.
+            stub: Any = health_pb2_grpc.HealthStub(channel)
+            answer = stub.Check(health_pb2.HealthCheckRequest(), timeout=ANSWER_S)
+    except grpc.RpcError as failure:
+        error = error_of(failure)
+        return str(explained(error, address) if isinstance(error, UnavailableError) else error)
+    except RankdumpError as error:
+        return str(error)
+    status = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
+    return "" if answer.status == health_pb2.HealthCheckResponse.SERVING else status
 
 
 def _refusal(address: str, error: RankdumpError) -> Doubt:
