@@ -78,6 +78,8 @@ class Report:
     """Tree of each job named above."""
     heard: tuple[RankHeard, ...] = ()
     host: str = ""
+    host_id: str = ""
+    """Which host of that name."""
     clock: ClockEstimate = field(default_factory=ClockEstimate)
     load: Load = field(default_factory=Load)
     held_events: int = 0

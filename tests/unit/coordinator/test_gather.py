@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -51,8 +52,8 @@ class Agent:
         return self.gather.take(dataclasses.replace(report, sequence=sequence), now_s=now_s)
 
     def session(self, rank: int, state=SessionState.OPEN, **more) -> SessionStatus:
-        name = more.pop("name", f"s{rank}")
-        return SessionStatus(self.job, name, rank, self.world, rank, "host", 1, state, **more)
+        name, host = more.pop("name", f"s{rank}"), more.pop("host", "host")
+        return SessionStatus(self.job, name, rank, self.world, rank, host, 1, state, **more)
 
     def events(
         self, rank: int, *iterations: int, groups=(), session: str = "", end=None, first: int = 0
@@ -498,6 +499,33 @@ def test_how_an_agent_stands_is_said_of_its_ranks(gather, agent) -> None:
     )
     (view,) = gather.waiting(now_s=58.0)
     assert view.heard[0].agent == "the agent of b was last heard 58 s ago"
+
+
+@pytest.mark.parametrize(
+    ("ids", "called"),
+    [
+        (("1a", "2b"), ("localhost (1a)", "localhost (2b)")),
+        (("1a", "1a"), ("localhost", "localhost")),
+    ],
+)
+def test_hosts_with_one_name_are_not_one(gather, ids, called) -> None:
+    """Agents of one host, as workers are, share its name and its clock; those of two do not."""
+    for rank, host_id in enumerate(ids):
+        one = Agent(gather, name=f"a{rank}")
+        about: dict[str, Any] = {"host": "localhost", "host_id": host_id}
+        one.report(sessions=(one.session(rank, host="localhost"),), **about)
+        one.report(events=(one.events(rank, 5, session=f"s{rank}"),), **about)
+    assert tuple(agent.host for agent in gather.fleet(now_s=0.0).agents) == called
+    (view,) = gather.unpublished("j")[1]
+    assert view.clocks == dict(enumerate(called))
+
+
+def test_a_rank_with_a_name_of_its_own_has_the_clock_of_that_host(gather, agent) -> None:
+    """In a container of the agent's host, or over the network: nobody knows which."""
+    agent.report(sessions=(agent.session(0, host="pod"),), host="node", host_id="1a")
+    agent.report(events=(agent.events(0, 5, session="s0"),), host="node", host_id="1a")
+    (view,) = gather.unpublished("j")[1]
+    assert view.clocks[0] == "pod at node"
 
 
 def test_agents_are_in_the_fleet_with_all_they_said(gather, agent) -> None:

@@ -50,6 +50,7 @@ class ReportRequest(google.protobuf.message.Message):
     HELD_EVENTS_FIELD_NUMBER: builtins.int
     LOST_EVENTS_FIELD_NUMBER: builtins.int
     HEARD_FIELD_NUMBER: builtins.int
+    HOST_ID_FIELD_NUMBER: builtins.int
     agent_id: builtins.str
     """The same for as long as the agent keeps its ledger."""
     sequence: builtins.int
@@ -58,6 +59,10 @@ class ReportRequest(google.protobuf.message.Message):
     held_events: builtins.int
     """Events that wait to be reported, and those that were dropped because too many did."""
     lost_events: builtins.int
+    host_id: builtins.str
+    """Which machine and network that is: hosts may share a name. The same for all agents of a host;
+    empty when it cannot be told.
+    """
     @property
     def sessions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[rankdump.wire.v1.status_pb2.SessionStatus]:
         """How sessions stand, then what their ranks executed, then which iterations are over."""
@@ -101,9 +106,10 @@ class ReportRequest(google.protobuf.message.Message):
         held_events: builtins.int = ...,
         lost_events: builtins.int = ...,
         heard: collections.abc.Iterable[global___RankHeard] | None = ...,
+        host_id: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["clock", b"clock", "load", b"load", "texts", b"texts"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["agent_id", b"agent_id", "clock", b"clock", "events", b"events", "heard", b"heard", "held_events", b"held_events", "host", b"host", "iterations", b"iterations", "load", b"load", "lost_events", b"lost_events", "roots", b"roots", "sequence", b"sequence", "sessions", b"sessions", "texts", b"texts", "timeouts", b"timeouts"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["agent_id", b"agent_id", "clock", b"clock", "events", b"events", "heard", b"heard", "held_events", b"held_events", "host", b"host", "host_id", b"host_id", "iterations", b"iterations", "load", b"load", "lost_events", b"lost_events", "roots", b"roots", "sequence", b"sequence", "sessions", b"sessions", "texts", b"texts", "timeouts", b"timeouts"]) -> None: ...
 
 global___ReportRequest = ReportRequest
 

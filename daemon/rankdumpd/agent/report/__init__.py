@@ -25,6 +25,7 @@ from rankdump.wire.channel import Credentials, connect
 from rankdump.wire.errors import error_of
 from rankdump.wire.fields import common
 from rankdump.wire.v1 import coordinator_pb2, coordinator_pb2_grpc
+from rankdumpd import machine
 from rankdumpd.agent.report.hearing import Hearing
 from rankdumpd.agent.report.outage import LAST_TRY_S, Outage, hopeless, undelivered
 from rankdumpd.agent.report.ports import Log, Times
@@ -61,6 +62,7 @@ class Reporter:
         self._load, self._warn, self._tell_again = load, warn, tell_again
         self._credentials = credentials
         self._agent_id = log.agent_id()
+        self._host_id = machine.host_id()
         self._times = times or Times()
         self._timing = Timing(self._times)
         self._hearing = Hearing(quiet)
@@ -306,7 +308,7 @@ class Reporter:
                 about = {"job_id": each.job_id, "rank": each.rank, "session_id": each.session_id}
                 request.heard.add(until_us=until_us, **about)
         request.agent_id = self._agent_id
-        request.host = socket.gethostname()
+        request.host, request.host_id = socket.gethostname(), self._host_id
         request.load.CopyFrom(views.load_to_wire(self._load()))
         clock = common(self._timing.estimate(), ClockEstimate)
         request.clock.CopyFrom(coordinator_pb2.ClockEstimate(**clock))

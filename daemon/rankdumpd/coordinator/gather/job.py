@@ -127,6 +127,7 @@ class Job:
         One without events still says which groups there are, and how long its rank was held up.
         """
         rank = source.rank
+        self.ranks.tells(source.session_id, agent_id)
         groups = self._known_groups(rank, columns)
         left = self.ranks.has_left(rank, source.session_id)
         start = self.ranks.start_of(rank, source.session_id)

@@ -137,9 +137,22 @@ class Ranks:
             if status is not None and (status.first_position or status.last_position)
         }
 
-    def clocks(self) -> dict[int, str]:
-        """Return the host of each rank."""
-        return {rank: self.sessions[name].host for rank, name in self._newest.items()}
+    def tells(self, session_id: str, agent_id: str) -> None:
+        """Note which agent speaks of a session."""
+        self._agents[session_id] = agent_id
+
+    def clocks(self, hosts: Mapping[str, tuple[str, str]]) -> dict[int, str]:
+        """Return the host of each rank, under a name that no other host has.
+
+        `hosts` has of each agent the name of its host, and what that is called among the others. A
+        rank with another name than its agent's host is in a container, or on another host.
+        """
+        found: dict[int, str] = {}
+        for rank, name in self._newest.items():
+            own = self.sessions[name].host
+            host, called = hosts.get(self._agents.get(name, ""), ("", ""))
+            found[rank] = own if not host else called if own == host else f"{own} at {called}"
+        return found
 
     def facts(self, job_id: str) -> JobFacts:
         """Return what hints need to know."""

@@ -76,6 +76,7 @@ class Reader:
             roots={job_id: _root(job_id, root) for job_id, root in message.roots.items()},
             heard=tuple(_heard(each, clock) for each in message.heard),
             host=shown(message.host),
+            host_id=shown(message.host_id),
             clock=clock,
             load=_load(load_from_wire(message.load)),
             held_events=message.held_events,
