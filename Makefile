@@ -118,13 +118,19 @@ deb:
 	cd build/deb/src && dpkg-buildpackage --build=binary --no-sign
 	rm -rf build/deb/src
 
-# What systemd says of the units, and the package installed on a copy of this host. It needs root,
-# for mounts of its own; what it installs are Debian's tools.
-test-deploy: setup
+# Schemas of every Kubernetes since 1.25.
+build/kubernetes-venv/ready:
+	$(PYTHON) -m venv build/kubernetes-venv
+	build/kubernetes-venv/bin/python -m pip install --quiet kubernetes-validate==1.37.0
+	touch $@
+
+# What systemd says of the units, and the package installed on a copy of this host; what Kubernetes
+# says of its manifests. It needs root, for mounts of its own; what it installs are Debian's tools.
+test-deploy: setup build/kubernetes-venv/ready
 	apt-get install -y -qq --no-install-recommends systemd debhelper python3 python3-pip \
 	  python3-venv python3-seccomp
 	$(MAKE) deb
-	CI=true $(BIN)/python -m pytest tests/deploy
+	CI=true KUBERNETES_PYTHON=build/kubernetes-venv/bin/python $(BIN)/python -m pytest tests/deploy
 
 # One decoder, or all of them, under atheris, which has wheels for Python 3.11 to 3.13. What fails is
 # left in build/fuzz; `make test` replays tests/fuzz/corpus.

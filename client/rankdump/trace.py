@@ -9,6 +9,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -113,7 +114,7 @@ class Trace:
         """
         if not self._keeps:
             return None
-        stalled_us = self._stalled_us()
+        stalled_us, sent_us = self._stalled_us(), self._clock_us()
         with self._lock:
             # What is complete goes first: no batch has an event twice.
             rows = self._complete()
@@ -125,7 +126,7 @@ class Trace:
             whats = (row[-1] for row in rows if row[-1] is not _OPERATOR)
             self._groups.update((what.group.name, what.group) for what in whats)
             groups = tuple(self._groups.values())
-        return _columns(rows, groups, stalled_us)
+        return replace(_columns(rows, groups), stalled_us=stalled_us, sent_us=sent_us)
 
     def _complete(self) -> list[_Row]:
         # The list stays the same one: another thread may be about to append to it.
@@ -166,9 +167,7 @@ def _takes_long(begun: Begun, now_us: int) -> bool:
     return begun.collective is not None and not 0 <= now_us - begun.start_us < OPEN_AFTER_US
 
 
-def _columns(
-    rows: Sequence[_Row], groups: tuple[ProcessGroup, ...], stalled_us: int
-) -> EventColumns:
+def _columns(rows: Sequence[_Row], groups: tuple[ProcessGroup, ...]) -> EventColumns:
     *numbers, names, whats = zip(*rows, strict=True) if rows else [()] * (len(_FIELDS) + 2)
     table = {"": 0}
     found: dict[str, Sequence[int]] = {}
@@ -187,4 +186,4 @@ def _columns(
         else np.full(len(rows), usual.get(field, 0), code)
         for field, code in COLUMN_TYPES.items()
     }
-    return EventColumns(tuple(table), groups, columns, stalled_us)
+    return EventColumns(tuple(table), groups, columns)

@@ -222,14 +222,15 @@ class _Life:
         deadline = time.monotonic() + timeout_s
         unfinished = 0
         for room in self._rooms:
-            left = room.drain(max(0.0, deadline - time.monotonic()))
+            begun = time.monotonic()
+            left = room.drain(max(0.0, deadline - begun))
             unfinished += left
             if left:
                 _log.error(
-                    "%s: %d items unfinished after %g s; what was not acknowledged is sent again",
+                    "%s: %d items unfinished after %.1f s; what was not acknowledged is sent again",
                     type(room).__name__,
                     left,
-                    timeout_s,
+                    time.monotonic() - begun,
                 )
         return unfinished
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import math
 import os
 from collections.abc import Iterator
@@ -27,6 +29,21 @@ def cores(groups: Path = _GROUPS, own: Path = _OWN_GROUP) -> int:
         if quota.isdecimal() and period.isdecimal():
             allowed = min(allowed, math.ceil(int(quota) / int(period)))
     return max(1, allowed)
+
+
+def host_id(proc: Path = Path("/proc"), machine: Path = Path("/etc/machine-id")) -> str:
+    """Return a text that processes of one host share, and no other host has, whatever its name.
+
+    Of the boot, the machine and the network namespace: containers of one machine are several hosts,
+    and images that were copied have one machine id. Empty where none of it can be read.
+    """
+    parts: list[str] = []
+    for path in (proc / "sys/kernel/random/boot_id", machine):
+        with contextlib.suppress(OSError):
+            parts.append(path.read_text().strip())
+    with contextlib.suppress(OSError):
+        parts.append(str((proc / "self/ns/net").readlink()))
+    return hashlib.blake2b("\0".join(parts).encode(), digest_size=4).hexdigest() if parts else ""
 
 
 def give_way(niceness: int) -> None:

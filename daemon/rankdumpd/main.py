@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -13,6 +14,7 @@ import click
 from rankdump.codec import CODECS
 from rankdump.contract.daemon_folder import DaemonFolder
 from rankdump.contract.errors import ConfigError, RankdumpError
+from rankdump.wire.channel import Credentials
 from rankdumpd import lifecycle, logs, machine
 from rankdumpd.certs.command import certs
 from rankdumpd.ingest.command import take_over
@@ -27,18 +29,26 @@ from rankdumpd.serving import (
     serve_embedded,
 )
 from rankdumpd.settings import AgentSettings, Settings, load
+from rankdumpd.startcheck import Doubt, coordinator_doubt, doubts_about, health_fault
 
+_log = logging.getLogger(__name__)
 _EXIT_FAILED = 1
 _EXIT_USAGE = 2
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="rankdump", prog_name="rankdumpd")
 def main() -> None:
     """Collect dumps of training jobs: one agent on each host, one coordinator for each job."""
 
 
 _config = click.option("--config", type=click.Path(path_type=Path), help="TOML file with settings.")
-_check = click.option("--check-config", is_flag=True, help="Print the resolved settings and exit.")
+_check = click.option(
+    "--check-config",
+    is_flag=True,
+    help="Print the resolved settings, and on standard error what is wrong with certificates and "
+    "the coordinator; status 1 when something has to be changed.",
+)
 _workers = click.option(
     "--workers", type=int, help="Processes that the ranks of this host are shared out to."
 )
@@ -60,8 +70,11 @@ def agent(
     def serve(settings: Settings, reread: Reread) -> int:
         return serve_agent(settings, reread, None if as_worker is None else Leash())
 
-    who = "" if as_worker is None else f"worker {as_worker} "
-    _execute(config, check_config, serve, changed, who=who)
+    if as_worker is not None:
+        # Its front has looked at the files.
+        _execute(config, check_config, serve, changed, who=f"worker {as_worker} ")
+        return
+    _execute(config, check_config, serve, changed, reports_to=lambda own: own.agent.coordinator)
 
 
 @main.command()
@@ -69,7 +82,7 @@ def agent(
 @_check
 def coordinator(config: Path | None, check_config: bool) -> None:
     """Merge what the agents of a job report."""
-    _execute(config, check_config, serve_coordinator)
+    _execute(config, check_config, serve_coordinator, reports_to=_nobody)
 
 
 @main.command()
@@ -109,7 +122,7 @@ def standalone(
             return serve_both(settings, reread)
         return serve_embedded(settings, reread, folder, merges=not no_coordinator)
 
-    _execute(config, check_config, serve, changed)
+    _execute(config, check_config, serve, changed, reports_to=_nobody)
 
 
 @main.command()
@@ -165,6 +178,16 @@ def rebuild(tree: Path, state_dir: Path) -> None:
     _execute(None, False, serve)
 
 
+@main.command()
+@click.argument("address", default=AgentSettings().listen)
+def health(address: str) -> None:
+    """Say by the exit status whether a daemon of this host serves at ADDRESS; for probes."""
+    fault = health_fault(address)
+    if fault:
+        click.echo(f"rankdumpd: {address}: {fault}", err=True)
+        sys.exit(_EXIT_FAILED)
+
+
 main.add_command(certs)
 
 
@@ -176,6 +199,10 @@ def _unchanged(settings: Settings) -> Settings:
     return settings
 
 
+def _nobody(_settings: Settings) -> str:
+    return ""
+
+
 def _execute(
     config: Path | None,
     check_only: bool,
@@ -183,16 +210,23 @@ def _execute(
     change: Callable[[Settings], Settings] = _unchanged,
     *,
     who: str = "",
+    reports_to: Callable[[Settings], str] | None = None,
 ) -> None:
+    """Check or serve; without `reports_to` nothing but the settings is looked at."""
+
     def reread(environ: Mapping[str, str]) -> Settings:
         return change(load(config, environ))
 
     try:
         settings = reread(os.environ)
+        doubts: list[Doubt] = []
+        if reports_to is not None:
+            doubts += doubts_about(settings.tls, reports_to=reports_to(settings))
         if check_only:
-            click.echo("\n".join(settings.lines()))
-            return
+            sys.exit(_checked(settings, doubts, reports_to(settings) if reports_to else ""))
         logs.set_up(settings.log, os.environ, who=who)
+        for doubt in doubts:
+            _log.error("%s", doubt.text)
         sys.exit(serve(settings, reread))
     except ConfigError as error:
         click.echo(f"rankdumpd: {who}{error}", err=True)
@@ -200,3 +234,15 @@ def _execute(
     except RankdumpError as error:
         click.echo(f"rankdumpd: {who}{error}", err=True)
         sys.exit(_EXIT_FAILED)
+
+
+def _checked(settings: Settings, doubts: list[Doubt], coordinator: str) -> int:
+    """Print settings and what is wrong; return the exit status."""
+    click.echo("\n".join(settings.lines()))
+    if coordinator:
+        tls = settings.tls
+        found = coordinator_doubt(coordinator, Credentials(tls.ca, tls.certificate, tls.key))
+        doubts = [*doubts, *([found] if found else [])]
+    for doubt in doubts:
+        click.echo(f"rankdumpd: {'warning: ' if doubt.passes else ''}{doubt.text}", err=True)
+    return 0 if all(doubt.passes for doubt in doubts) else _EXIT_FAILED

@@ -11,12 +11,16 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import grpc
 
 from rankdump.contract.errors import ConfigError
+from rankdumpd.callers import roles_in
 from rankdumpd.settings import TlsSettings
+
+if TYPE_CHECKING:
+    from cryptography import x509
 
 Value = TypeVar("Value")
 Told = Callable[[Sequence[Path]], None]
@@ -116,6 +120,20 @@ class Revoked:
         return self._listed.get()
 
 
+def check_pair(settings: TlsSettings) -> tuple[str, ...]:
+    """Return the roles of a certificate; ConfigError when files cannot be read or do not fit."""
+    from cryptography import x509
+
+    paths = [Path(each) for each in (settings.ca, settings.certificate, settings.key)]
+    own = _pair(paths, *map(_bytes_of, paths))
+    try:
+        names = own.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return ()
+    uris = names.get_values_for_type(x509.UniformResourceIdentifier)
+    return tuple(sorted(roles_in(uris)))
+
+
 def fingerprint_of(pem: bytes) -> str:
     """Return the SHA-256 of a certificate's DER form, as openssl prints it without its colons."""
     return hashlib.sha256(ssl.PEM_cert_to_DER_cert(pem.decode())).hexdigest()
@@ -139,18 +157,30 @@ def revoked_in(path: Path) -> frozenset[str]:
 
 
 def _material(paths: Sequence[Path]) -> Material:
+    ca, certificate, key = map(_bytes_of, paths)
+    own = _pair(paths, ca, certificate, key)
+    hosts = _hosts_of(own)
+    if not hosts:
+        allowed = "one that names the hosts it is for (rankdumpd certs issue --host)"
+        raise ConfigError(str(paths[1]), "", "this certificate", allowed)
+    fingerprint = fingerprint_of(certificate)
+    expires_s = own.not_valid_after_utc.timestamp()
+    return Material(ca, certificate, key, fingerprint, hosts, expires_s)
+
+
+def _pair(paths: Sequence[Path], ca: bytes, certificate: bytes, key: bytes) -> x509.Certificate:
+    """Return the own certificate; ConfigError when what was read does not fit together."""
     # Imported here: a daemon without certificates needs none of it.
     from cryptography import x509
     from cryptography.hazmat.primitives import serialization
 
-    ca, certificate, key = map(_bytes_of, paths)
     try:
         x509.load_pem_x509_certificates(ca)
     except ValueError:
         raise ConfigError(str(paths[0]), "", "what it holds", "certificates, PEM") from None
     try:
         own = x509.load_pem_x509_certificates(certificate)[0]
-        hosts = _hosts_of(own)
+        _hosts_of(own)
     except ValueError:
         raise ConfigError(str(paths[1]), "", "what it holds", "a certificate, PEM") from None
     try:
@@ -160,18 +190,12 @@ def _material(paths: Sequence[Path]) -> Material:
         raise ConfigError(str(paths[2]), "", "what it holds", allowed) from None
     if private.public_key() != own.public_key():
         raise ConfigError(str(paths[2]), "", "this key", f"the key of {paths[1]}")
-    if not hosts:
-        allowed = "one that names the hosts it is for (rankdumpd certs issue --host)"
-        raise ConfigError(str(paths[1]), "", "this certificate", allowed)
-    fingerprint = fingerprint_of(certificate)
-    expires_s = own.not_valid_after_utc.timestamp()
-    return Material(ca, certificate, key, fingerprint, hosts, expires_s)
+    return own
 
 
-def _hosts_of(certificate: object) -> tuple[str, ...]:
+def _hosts_of(certificate: x509.Certificate) -> tuple[str, ...]:
     from cryptography import x509
 
-    assert isinstance(certificate, x509.Certificate)
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:

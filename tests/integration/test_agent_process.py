@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -211,6 +212,21 @@ class TestCommand:
         assert done.returncode == 2
         assert says in done.stderr
         assert done.stderr.count("\n") == 1
+
+    def test_version(self):
+        done = rankdumpd("--version")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout == f"rankdumpd, version {version('rankdump')}\n"
+
+    def test_health_says_whether_a_daemon_serves(self, make_daemon, short_dir):
+        """Status 0 without a word, or 1 with one line: for probes."""
+        address = f"unix:{short_dir}/d.sock"
+        done = rankdumpd("health", address)
+        assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+        assert done.stderr.startswith(f"rankdumpd: {address}: ")
+        make_daemon()
+        done = rankdumpd("health", address)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
     def test_unknown_command_is_usage(self):
         """A command that does not exist is exit 2."""

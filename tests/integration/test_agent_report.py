@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from rankdump.wire.frames import declaration_frame
 from rankdumpd.agent.ledger import Ledger, log, numbers
 from rankdumpd.agent.report import Reporter, stream, texts
 from rankdumpd.agent.report.ports import Times
-from rankdumpd.agent.values import Declared, Ticket
+from rankdumpd.agent.values import Declared, QuietRank, Ticket
 
 WAIT_S = 60
 SESSION = SessionStatus("job", "s", 3, 4, 3, "here", 1, SessionState.OPEN)
@@ -50,6 +51,7 @@ class Agent:
         self.folder, self.address, self.report_bytes = folder, address, report_bytes
         self.sequence = 0
         self.warned: list[tuple[str, str]] = []
+        self.quiet: list[QuietRank] = []
         self.begin()
         self.ledger.open_session(REQUEST)
 
@@ -61,6 +63,7 @@ class Agent:
             load=lambda: Load(queued_records=7),
             warn=lambda job, text: self.warned.append((job, text)),
             tell_again=self.tell_again,
+            quiet=lambda: self.quiet,
             times=TIMES,
         )
 
@@ -156,6 +159,22 @@ def test_what_was_said_before_the_coordinator_came_arrives_in_order(agent, coord
     balances = [r for r in reports if r.iterations]
     assert [b.iterations[0].stall_us for b in balances] == [5]
     assert balances[0].sequence == 14
+
+
+def test_a_rank_is_known_while_it_is_quiet_and_everything_was_told(agent, coordinator):
+    """Said again and again, behind what it sent."""
+    coordinator.start()
+    agent.take(events(0, 100))
+    agent.quiet = [QuietRank("job", 3, "s", 1)]
+    before_us = time.time_ns() // 1000
+    coordinator.wait(lambda: any(us > before_us - 2_000_000 for _, us in coordinator.heard))
+    assert coordinator.positions("s") == list(range(100))
+    assert {session for session, _ in coordinator.heard} == {"s"}
+    agent.quiet = []
+    said = len(coordinator.heard)
+    asked = coordinator.asked
+    coordinator.wait(lambda: coordinator.asked > asked + 5)
+    assert len(coordinator.heard) <= said + 1
 
 
 def test_names_are_said_once_a_stream(agent, coordinator, monkeypatch):
@@ -479,3 +498,33 @@ def test_a_ledger_that_was_put_back_goes_on_behind_what_was_heard(agent, coordin
     agent.reporter.start()
     assert agent.reporter.flush(WAIT_S) == 0
     assert set(coordinator.positions("s")) == set(range(50))
+
+
+def test_a_coordinator_that_is_away_is_a_finding_until_it_comes(agent, coordinator, caplog):
+    """Also before there is anything to tell; a wait for it ends after another try."""
+    caplog.set_level(logging.INFO, "rankdumpd.agent.report")
+    said = f"coordinator {coordinator.address} cannot be reached since 20"
+    eventually(lambda: agent.reporter.findings())
+    assert agent.reporter.findings()[0].startswith(said)
+    assert agent.reporter.findings()[0].endswith("; nothing waits for it yet")
+    agent.take(events(0, 10))
+    begun_s = time.monotonic()
+    assert agent.reporter.flush(WAIT_S) == 1
+    assert time.monotonic() - begun_s < WAIT_S / 2
+    assert agent.reporter.findings()[0].endswith("; 1 items with 10 events wait")
+    agent.reporter.leave("/var/lib/rankdump")
+    assert caplog.messages[-1].endswith(
+        "1 items with 10 events wait in /var/lib/rankdump until an agent starts there again"
+    )
+    coordinator.start()
+    coordinator.wait(lambda: coordinator.positions("s") == list(range(10)))
+    eventually(lambda: not agent.reporter.findings())
+    assert sum(message.startswith(said) for message in caplog.messages) == 2
+    assert any("takes reports again, after " in message for message in caplog.messages)
+
+
+def eventually(holds: Callable[[], object]) -> None:
+    deadline_s = time.monotonic() + WAIT_S
+    while not holds():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)

@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from suites.slab_rooms import wait_until
 from suites.stub_coordinator import StubCoordinator
 from suites.worker_host import WAIT_S, WorkerHost
 
 from rankdump.contract.events import Event, EventColumns, EventKind
 from rankdump.contract.exchange import IterationEnd, SessionEnd
 from rankdump.contract.manifest import Manifest
+from rankdump.ship.redirect import redirected
 from rankdump.wire.frames import declaration_frame
 from rankdumpd.front.sharding import worker_of
 
@@ -28,13 +30,11 @@ def coordinator(short_dir: Path) -> Iterator[StubCoordinator]:
 
 
 @pytest.fixture
-def make_host(
-    short_dir: Path, coordinator: StubCoordinator
-) -> Iterator[Callable[[int], WorkerHost]]:
+def make_host(short_dir: Path, coordinator: StubCoordinator) -> Iterator[Callable[..., WorkerHost]]:
     with contextlib.ExitStack() as stack:
 
-        def make(workers: int) -> WorkerHost:
-            host = WorkerHost(short_dir, workers, COORDINATOR=coordinator.address)
+        def make(workers: int, **settings: str) -> WorkerHost:
+            host = WorkerHost(short_dir, workers, COORDINATOR=coordinator.address, **settings)
             stack.callback(host.close)
             return host
 
@@ -153,3 +153,27 @@ def test_a_warning_reaches_the_ranks_of_its_job_and_those_that_come_later(
     assert host.process.poll() is None, host.log()
     host.process.terminate()
     assert host.process.wait(WAIT_S) == 0, host.log()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_stop_does_not_wait_for_a_coordinator_that_is_away(
+    make_host, coordinator, make_rank, workers
+):
+    """Status says what is not delivered; the stop says where it stays, and the next one tells."""
+    coordinator.stop()
+    # Longer than the patience of this test.
+    host = make_host(workers, DRAIN_TIMEOUT_S="600")
+    redirect = make_rank(host.address).open().redirect
+    rank = make_rank(redirected(host.address, redirect) if redirect else host.address)
+    rank.open()
+    stream = rank.push().send(*frames(0, 5), declaration_frame(11, SessionEnd(5)))
+    stream.wait_acknowledged(11)
+    stream.finish()
+    said = f"coordinator {coordinator.address} cannot be reached since 20"
+    wait_until(lambda: any(each.startswith(said) for each in host.view().findings))
+    assert host.stop() == 0
+    assert "events wait in " in host.log()
+    assert "sent again" not in host.log()
+    coordinator.start()
+    host.start(workers)
+    coordinator.wait(lambda: coordinator.positions("session0000") == everything(5))

@@ -13,7 +13,8 @@ import pytest
 import yaml
 from suites.worker_host import RankPlace, dump, tensors
 
-from rankdumpd.settings import load
+from rankdump.job_id import Launcher, job_id_of
+from rankdumpd.settings import Settings, load
 
 DEPLOY = Path(__file__).parent.parent.parent / "deploy"
 SCRIPTS = sorted((DEPLOY / "slurm").glob("*.sh"))
@@ -72,6 +73,50 @@ def test_a_task_with_a_plan_is_told_where_the_agent_is(short_dir: Path):
     assert run("task-prolog.sh", short_dir, SLURM_JOB_ID="7", **own).stdout == ""
 
 
+@pytest.mark.parametrize(
+    ("step", "named", "told"),
+    [
+        ("3", "", ["export RANKDUMP_JOB_ID=7.3"]),
+        ("3", "mine", []),
+        # The number of every batch script: its steps inherit what it has.
+        ("4294967291", "", []),
+        ("", "", []),
+    ],
+)
+def test_a_step_is_told_the_id_of_its_job(short_dir: Path, step: str, named: str, told: list[str]):
+    """The one that ranks would give it without the prolog."""
+    environ = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": step, "RANKDUMP_JOB_ID": named}
+    own = {"RANKDUMP_CONFIG": "x", "RANKDUMP_AGENT": "unix:/a", "RANKDUMP_OUTPUT": "/b"}
+    assert run("task-prolog.sh", short_dir, **environ, **own).stdout.splitlines() == told
+    if told:
+        derived = job_id_of(environ, world_size=2, tree="/b", launcher=Launcher(1, 1), host="h")
+        assert told == [f"export RANKDUMP_JOB_ID={derived}"]
+
+
+def test_the_epilog_waits_for_its_own_job_and_no_other(make_agent, short_dir: Path):
+    """Job 9 goes on beside it, on the same agent, and is not waited for; job 7 is."""
+    agent = make_agent()
+    socket = agent.address.removeprefix("unix:")
+    own = {"RANKDUMP_SOCKET": socket, "RANKDUMP_PATIENCE_S": "600"}
+    for job in ("7", "9"):
+        run("prolog.sh", short_dir, SLURM_JOB_ID=job, **own)
+    places = {job: RankPlace(short_dir, agent.address) for job in ("7", "9")}
+    for job, place in places.items():
+        place.tree = short_dir / "dumps" / job
+    with places["9"].session(0, job="9") as other:
+        other.step(0)
+        dump(other, tensors(0, 0, 5))
+        with places["7"].session(0, job="7") as session:
+            session.step(0)
+            dump(session, tensors(0, 0, 5))
+            hurried = own | {"RANKDUMP_PATIENCE_S": "0"}
+            said = run("epilog.sh", short_dir, SLURM_JOB_ID="7", **hurried).stderr
+            assert f"of 1 ranks something is still to be written to {places['7'].tree}" in said
+        # It would not end within the patience of a test if it waited for job 9.
+        said = run("epilog.sh", short_dir, SLURM_JOB_ID="7", **own).stderr
+        assert "still to be written" not in said
+
+
 def test_a_job_of_slurm_from_prolog_to_epilog(make_agent, short_dir: Path):
     """Its folder is there before it, its dump after it; an empty folder goes."""
     agent = make_agent()
@@ -93,10 +138,14 @@ def test_a_job_of_slurm_from_prolog_to_epilog(make_agent, short_dir: Path):
     assert not tree.with_name("8").exists()
 
 
+def all_objects(name: str) -> list[dict[str, Any]]:
+    """Return the objects of a file."""
+    return list(yaml.safe_load_all((DEPLOY / "kubernetes" / name).read_text()))
+
+
 def objects(name: str) -> dict[str, Any]:
     """Return the objects of a file by their kind."""
-    found = yaml.safe_load_all((DEPLOY / "kubernetes" / name).read_text())
-    return {each["kind"]: each for each in found}
+    return {each["kind"]: each for each in all_objects(name)}
 
 
 def pod_of(name: str, kind: str) -> dict[str, Any]:
@@ -111,9 +160,7 @@ def mounts(container: dict[str, Any], pod: dict[str, Any]) -> dict[str, str]:
 
 def test_containers_share_what_ranks_and_agent_need(tmp_path: Path):
     """Socket and shared memory stand at the same path in both, and on the host."""
-    text = objects("daemonset.yaml")["ConfigMap"]["data"]["rankdumpd.toml"]
-    (tmp_path / "rankdumpd.toml").write_text(text)
-    agent = load(tmp_path / "rankdumpd.toml", {}).agent
+    agent = settings_of("daemonset.yaml", tmp_path).agent
     pod = pod_of("daemonset.yaml", "DaemonSet")
     (container,) = pod["containers"]
     where = mounts(container, pod)
@@ -132,9 +179,97 @@ def test_containers_share_what_ranks_and_agent_need(tmp_path: Path):
     assert f"-g {group} rankdump" in (DEPLOY / "kubernetes" / "Dockerfile").read_text()
 
 
-def test_the_container_of_the_agent_may_do_little():
-    (container,) = pod_of("daemonset.yaml", "DaemonSet")["containers"]
-    allowed = container["securityContext"]
+PODS = [("daemonset.yaml", "DaemonSet"), ("coordinator.yaml", "StatefulSet")]
+
+
+def settings_of(name: str, folder: Path) -> Settings:
+    """Return the settings in the ConfigMap of a file."""
+    path = folder / "rankdumpd.toml"
+    path.write_text(objects(name)["ConfigMap"]["data"]["rankdumpd.toml"])
+    return load(path, {})
+
+
+@pytest.mark.parametrize(("name", "kind"), PODS)
+def test_a_pod_has_its_certificates_and_its_ports(name: str, kind: str, tmp_path: Path):
+    """As its settings say; the keys of the secret are those of the command that makes it."""
+    settings, pod = settings_of(name, tmp_path), pod_of(name, kind)
+    (container,) = pod["containers"]
+    (tls,) = (m["mountPath"] for m in container["volumeMounts"] if m["name"] == "tls")
+    (volume,) = (v for v in pod["volumes"] if v["name"] == "tls")
+    command = (DEPLOY / "kubernetes" / name).read_text()
+    assert f"create secret generic {volume['secret']['secretName']} " in command
+    for path in (settings.tls.ca, settings.tls.certificate, settings.tls.key):
+        assert str(Path(path).parent) == tls
+        assert f"--from-file={Path(path).name}=" in command
+    # Others on the host may not read a key; the group of the process may.
+    assert volume["secret"]["defaultMode"] == 0o440
+    assert pod["securityContext"]["fsGroup"] == 7420
+    ports = {each["name"]: each["containerPort"] for each in container["ports"]}
+    assert settings.metrics.listen == f"0.0.0.0:{ports['metrics']}"
+    assert {"livenessProbe", "readinessProbe"} <= container.keys()
+    assert {each["key"] for each in pod["tolerations"]} == {
+        "nvidia.com/gpu",
+        "huawei.com/Ascend910",
+    }
+
+
+def test_agents_report_to_the_service_of_the_coordinator(tmp_path: Path):
+    """Under a name that its certificate is for; the coordinator writes where the agents do."""
+    service = objects("coordinator.yaml")["Service"]
+    host = "{name}.{namespace}.svc".format(**service["metadata"])
+    (port,) = service["spec"]["ports"]
+    agent, coordinator = (settings_of(name, tmp_path) for name, _ in PODS)
+    assert agent.agent.coordinator == f"{host}:{port['port']}"
+    assert coordinator.coordinator.listen == f"0.0.0.0:{port['port']}"
+    assert f"--host {host}" in (DEPLOY / "kubernetes" / "coordinator.yaml").read_text()
+    pod = pod_of("coordinator.yaml", "StatefulSet")
+    labels = objects("coordinator.yaml")["StatefulSet"]["spec"]["template"]["metadata"]["labels"]
+    assert service["spec"]["selector"].items() <= labels.items()
+    (container,) = pod["containers"]
+    claims = objects("coordinator.yaml")["StatefulSet"]["spec"]["volumeClaimTemplates"]
+    (state,) = (m for m in container["volumeMounts"] if m["name"] == claims[0]["metadata"]["name"])
+    assert state["mountPath"] == coordinator.coordinator.state_dir
+    assert coordinator.coordinator.roots == agent.agent.roots
+    assert agent.agent.roots in {m["mountPath"] for m in container["volumeMounts"]}
+
+
+def test_the_namespace_lets_agents_in_and_says_who_goes_first():
+    """hostPath is for `privileged` namespaces alone; the class stands before it is used."""
+    around = objects("namespace.yaml")
+    labels = around["Namespace"]["metadata"]["labels"]
+    assert labels["pod-security.kubernetes.io/enforce"] == "privileged"
+    for name, kind in PODS:
+        assert (
+            pod_of(name, kind)["priorityClassName"] == around["PriorityClass"]["metadata"]["name"]
+        )
+        assert objects(name)[kind]["metadata"]["namespace"] == "rankdump"
+
+
+def test_monitors_find_the_pods_and_the_names_of_their_certificates():
+    for monitor in all_objects("podmonitor.yaml"):
+        assert (monitor["apiVersion"], monitor["kind"]) == (
+            "monitoring.coreos.com/v1",
+            "PodMonitor",
+        )
+        (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+        assert (endpoint["scheme"], endpoint["path"]) == ("https", "/metrics")
+        (name, kind) = next(
+            each
+            for each in PODS
+            if objects(each[0])[each[1]]["spec"]["template"]["metadata"]["labels"].items()
+            >= monitor["spec"]["selector"]["matchLabels"].items()
+        )
+        ports = pod_of(name, kind)["containers"][0]["ports"]
+        assert endpoint["port"] in {port["name"] for port in ports}
+        named = f"--host {endpoint['tlsConfig']['serverName']}"
+        assert named in (DEPLOY / "kubernetes" / name).read_text()
+
+
+@pytest.mark.parametrize(("name", "kind"), PODS)
+def test_a_container_may_do_little(name: str, kind: str):
+    pod = pod_of(name, kind)
+    (container,) = pod["containers"]
+    allowed = pod["securityContext"] | container["securityContext"]
     assert allowed["runAsNonRoot"]
     assert allowed["readOnlyRootFilesystem"]
     assert not allowed["allowPrivilegeEscalation"]

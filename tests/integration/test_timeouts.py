@@ -94,6 +94,8 @@ def test_the_warning_comes_before_the_timeout(tmp_path: Path):
     assert warned, log
     assert struck, log
     assert warned[0] < struck[0], log
+    # All four ranks are told; one of them says it.
+    assert len({lines[n] for n in warned}) == len(warned), log
     first = lines[warned[0]]
     assert "50 % of the 20 s" in first
     assert "dumping causes most of it" in first

@@ -529,3 +529,64 @@ def test_an_audit_file_that_cannot_be(short_dir: Path):
     )
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith("rankdumpd: settings: log.audit: ")
+
+
+def check_config(own: TlsSettings, coordinator: str, folder: Path) -> subprocess.CompletedProcess:
+    """Run `rankdumpd agent --check-config`."""
+    environ = {
+        **os.environ,
+        "RANKDUMPD_AGENT__COORDINATOR": coordinator,
+        "RANKDUMPD_AGENT__LISTEN": f"unix:{folder}/a.sock",
+        "RANKDUMPD_TLS__CA": own.ca,
+        "RANKDUMPD_TLS__CERTIFICATE": own.certificate,
+        "RANKDUMPD_TLS__KEY": own.key,
+    }
+    command = [sys.executable, "-m", "rankdumpd", "agent", "--check-config"]
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, env=environ, timeout=2 * WAIT_S
+    )
+
+
+def test_check_config_looks_at_certificates_and_asks_the_coordinator(
+    authority: Authority, running: Served, tmp_path: Path
+):
+    """Status 0, 1 or 2 as nothing, something or everything is wrong; settings on standard output.
+
+    That nobody answers is a warning: a coordinator may come later.
+    """
+
+    def checked(name: str, coordinator: str) -> tuple[int, list[str]]:
+        shown = authority.credentials(name)
+        own = TlsSettings(shown.ca, shown.certificate, shown.key)
+        done = check_config(own, coordinator, tmp_path)
+        assert f'certificate = "{shown.certificate}"' in done.stdout
+        return done.returncode, done.stderr.splitlines()
+
+    assert checked("agent", running.address) == (0, [])
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        nobody = f"127.0.0.1:{free.getsockname()[1]}"
+    status, (line,) = checked("agent", nobody)
+    assert status == 0
+    assert line.startswith(f"rankdumpd: warning: the coordinator at {nobody} does not answer: ")
+    status, lines = checked("reader", running.address)
+    assert status == 1
+    assert [line.partition("; ")[0] for line in lines] == [
+        f"rankdumpd: certificate {authority.credentials('reader').certificate} has the roles: "
+        "reader",
+        f"rankdumpd: the coordinator at {running.address} refuses this agent: the certificate of "
+        "'reader' has the wrong role: CoordinatorService/Clock is for agent, and its roles are: "
+        "reader",
+    ]
+    status, lines = checked("expired", running.address)
+    assert status == 1
+    assert any("is not valid: certificate has expired" in line for line in lines)
+
+
+def test_an_agent_whose_files_do_not_fit_does_not_start(authority: Authority, tmp_path: Path):
+    """One line, status 2: not hours later, when there is something to report."""
+    shown = authority.credentials("agent")
+    own = TlsSettings(shown.ca, shown.certificate, authority.credentials("rank").key)
+    done = check_config(own, "unix:/c.sock", tmp_path)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "rank.key" in done.stderr

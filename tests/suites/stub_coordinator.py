@@ -34,6 +34,8 @@ class StubCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
         self.silent = False
         """Answer greetings only."""
         self.fault: Callable[[Request], grpc.StatusCode | None] = lambda request: None
+        self.heard: list[tuple[str, int]] = []
+        """Sessions, and up to when each is known; sent ones."""
         self.warnings: list[tuple[str, str]] = []
         self.ahead_us = 0
         self.asked = 0
@@ -64,6 +66,7 @@ class StubCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
             del texts[request.texts.first :]
             texts += request.texts.texts
             assert texts[0] == ""
+        self.heard += [(each.session_id, each.until_us) for each in request.heard]
         if not request.sequence:
             return
         self.reports.append(request)

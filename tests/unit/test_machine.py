@@ -79,3 +79,24 @@ print(found)
     before = os.getpriority(os.PRIO_PROCESS, 0)
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == str([max(n, before) for n in (0, 10, 10, 19)])
+
+
+def test_hosts_are_told_apart_by_boot_machine_and_network(tmp_path: Path):
+    """Each part makes another host; what cannot be read makes none."""
+
+    def host(boot: str, machine_id: str, network: str) -> str:
+        own = tmp_path / f"{boot}{machine_id}{network}"
+        (own / "sys/kernel/random").mkdir(parents=True, exist_ok=True)
+        (own / "self/ns").mkdir(parents=True, exist_ok=True)
+        (own / "sys/kernel/random/boot_id").write_text(f"{boot}\n")
+        (own / "machine-id").write_text(f"{machine_id}\n")
+        if not (own / "self/ns/net").is_symlink():
+            (own / "self/ns/net").symlink_to(network)
+        return machine.host_id(own, own / "machine-id")
+
+    hosts = [("a", "m", "net:[1]"), ("b", "m", "net:[1]"), ("a", "n", "net:[1]")]
+    hosts += [("a", "m", "net:[2]")]
+    assert len({host(*each) for each in hosts}) == len(hosts)
+    assert host(*hosts[0]) == host(*hosts[0])
+    assert machine.host_id(tmp_path / "none", tmp_path / "none") == ""
+    assert len(machine.host_id()) == 8

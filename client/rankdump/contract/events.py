@@ -108,6 +108,9 @@ class EventColumns:
     """The columns of COLUMN_TYPES, all of one length; not to be changed."""
     stalled_us: int = 0
     """Time for which dumping had held the rank up since its session began, when the batch left."""
+    sent_us: int = 0
+    """When the batch left, on the rank's clock; 0 when it does not say. All that began a second
+    before has been told."""
 
     def __len__(self) -> int:
         return len(self.columns["position"])

@@ -24,6 +24,8 @@ class DiskStatus:
     """What they may take; 0: no limit."""
     floor_inodes: int = 0
     """Tensors are refused rather than leave room for fewer files."""
+    unfinished_ranks: int = 0
+    """Ranks with that tree that may send more, or of which something is still to be written."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ def events_to_wire(events: EventColumns, *, names: bool = True) -> events_pb2.Ev
             events_pb2.ProcessGroup(name=sendable(g.name), ranks=g.ranks) for g in events.groups
         ],
         stalled_us=events.stalled_us,
+        sent_us=events.sent_us,
         count=len(events),
         calls=calls.astype(f"<{_INDEX}").tobytes(),
         position=columns["position"].astype("<u8").tobytes(),
@@ -76,7 +77,7 @@ def events_from_wire(
         if count and columns[field].max() >= len(names):
             raise ProtocolError(f"event column {field} points past {len(names)} names")
     groups = tuple(ProcessGroup(g.name, tuple(g.ranks)) for g in message.groups)
-    return EventColumns(names, groups, columns, message.stalled_us)
+    return EventColumns(names, groups, columns, message.stalled_us, message.sent_us)
 
 
 def _check_texts(message: events_pb2.EventColumns) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -64,7 +65,10 @@ class Limits:
 
     def disks_of(self, sessions: Iterable[Session]) -> tuple[DiskStatus, ...]:
         """Return the disks of the trees of some sessions."""
-        return tuple(map(self._disk_status, _roots(sessions)))
+        unfinished: Counter[Path] = Counter()
+        for session in sessions:
+            unfinished[session.outlet.tree.root] += not session.over
+        return tuple(self._disk_status(root, count) for root, count in unfinished.items())
 
     def jobs(self, pinned: Iterable[str]) -> tuple[JobUsage, ...]:
         """Return every job that takes room here, or is pinned."""
@@ -108,7 +112,7 @@ class Limits:
     def _of_disk(self, root: Path) -> list[str]:
         return list(rules.disk_warnings(self.policy, str(root), self._disk.space(root)))
 
-    def _disk_status(self, root: Path) -> DiskStatus:
+    def _disk_status(self, root: Path, unfinished_ranks: int) -> DiskStatus:
         space = self._disk.space(root)
         return DiskStatus(
             root=str(root),
@@ -120,6 +124,7 @@ class Limits:
             used_bytes=self._usage.of_root(str(root)),
             limit_bytes=self.policy.disk_bytes,
             floor_inodes=rules.floor_inodes(self.policy, space),
+            unfinished_ranks=unfinished_ranks,
         )
 
 

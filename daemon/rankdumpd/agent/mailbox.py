@@ -20,6 +20,8 @@ class Mailbox:
         self._warnings: list[str] = []
         self._last: int | None = None
         self._error: RankdumpError | None = None
+        self.at_rest = False
+        """Whether all that came was taken in, to the end of a record; its reader says so."""
 
     def acknowledge(self, sequence: int) -> None:
         """Tell that everything up to this number is accounted for."""

@@ -71,6 +71,11 @@ class Ring:
         return not broken and self.slab.in_use()
 
     @property
+    def within_record(self) -> bool:
+        """Whether more of the last record has to come."""
+        return self._intake.within_record
+
+    @property
     def last_sequence(self) -> int:
         """Number of the last frame that was taken in; 0 before the first."""
         return self._intake.last_sequence

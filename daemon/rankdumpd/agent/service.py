@@ -85,7 +85,8 @@ class Agent(Room):
             queue_bytes=settings.queue_bytes,
             max_record_bytes=settings.max_record_bytes,
         )
-        self._listen, self._tries, self._streams = settings.listen, Tries(), OpenStreams()
+        self._listen, self._state_dir = settings.listen, settings.state_dir
+        self._tries, self._streams = Tries(), OpenStreams()
         self._budget, self._usage = Budget(settings.queue_bytes), Usage()
         # First of all: who may not be here says only that.
         self._ledger = Ledger(
@@ -187,7 +188,7 @@ class Agent(Room):
         self._keeper.start()
 
     def drain(self, timeout_s: float) -> int:
-        """Let ranks finish their streams, then finish the queue; return what is left.
+        """Let ranks finish their streams, then finish the queue; return the frames that are left.
 
         DamagedError when the ledger is damaged: nothing can be finished then.
         """
@@ -198,8 +199,11 @@ class Agent(Room):
         self._streams.drain(timeout_s / 2)
         self._streams.end("the agent is stopping")
         self._rings.look()
-        left = self._settle(max(0.0, deadline - time.monotonic()))
+        left = self._budget.wait_idle(max(0.0, deadline - time.monotonic()))
+        # What is not told stays in the ledger: nothing of it is unfinished here.
+        self._reporter.flush(max(0.0, deadline - time.monotonic()))
         self._rings.look()
+        self._reporter.leave(self._state_dir)
         # The coordinator may go before this process does; there is nothing more to tell it.
         self._reporter.stop()
         return left
@@ -290,5 +294,6 @@ class Agent(Room):
             load=lambda: self._limits.load_of(self._registry.all()),
             warn=lambda job_id, text: self._telling.warn(job_id, text),
             tell_again=lambda: self._telling.tell_again(),
+            quiet=lambda: filter(None, [each.quiet_at for each in self._registry.all()]),
             credentials=credentials,
         )

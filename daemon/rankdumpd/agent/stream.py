@@ -31,13 +31,16 @@ class Reader:
         """Take frames until the rank closes its side or breaks a rule."""
         try:
             self._read_slab(0)
+            self._mailbox.at_rest = self._between_records()
             for request in requests:
+                self._mailbox.at_rest = False
                 if request.HasField("batch"):
                     self._take(request.batch)
                 elif request.HasField("doorbell"):
                     self._read_slab(request.doorbell.written)
                 else:
                     raise ProtocolError("a stream's first message says hello, and no other")
+                self._mailbox.at_rest = self._between_records()
             self._intake.finish()
             self._mailbox.complete(max(self._last_in_slab(), self._intake.last_sequence))
         except RankdumpError as error:
@@ -67,6 +70,10 @@ class Reader:
         elif announced:
             session_id = self._session.request.session_id
             raise ProtocolError(f"session {session_id!r} rings a bell without a slab")
+
+    def _between_records(self) -> bool:
+        ring = self._rings.of(self._session)
+        return not self._intake.within_record and (ring is None or not ring.within_record)
 
     def _last_in_slab(self) -> int:
         ring = self._rings.of(self._session)

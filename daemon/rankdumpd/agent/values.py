@@ -221,6 +221,17 @@ class EndRow:
     last_position: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class QuietRank:
+    """A session all of whose frames that came are committed."""
+
+    job_id: str
+    rank: int
+    session_id: str
+    watermark: int
+    """Number of the last one."""
+
+
 class ItemKind(str, Enum):
     """What an item of the log says; the value is the word in the ledger."""
 

@@ -43,6 +43,26 @@ class JobFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class Heard:
+    """How far a rank is known."""
+
+    until_us: int
+    """What it began before that has come, on the coordinator's clock."""
+    agent: str = ""
+    """How its agent stands, in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankHeard:
+    """That everything a rank began before a time has been reported."""
+
+    job_id: str
+    rank: int
+    session_id: str
+    until_us: int
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """What an agent says at once, checked; its times are already those of the coordinator."""
 
@@ -56,7 +76,10 @@ class Report:
     """Job and rank, and what it knows of its limits."""
     roots: Mapping[str, str] = field(default_factory=dict[str, str])
     """Tree of each job named above."""
+    heard: tuple[RankHeard, ...] = ()
     host: str = ""
+    host_id: str = ""
+    """Which host of that name."""
     clock: ClockEstimate = field(default_factory=ClockEstimate)
     load: Load = field(default_factory=Load)
     held_events: int = 0
@@ -114,6 +137,8 @@ class IterationView:
     """Which clock each rank reads: those of one host share one."""
     stalls: Mapping[int, int] = field(default_factory=dict[int, int])
     """How long dumping had held each rank up since its session began, as it said last."""
+    heard: Mapping[int, Heard] = field(default_factory=dict[int, Heard])
+    """How far each rank is known; ranks of which nothing is known are absent."""
     provisional: bool = False
     """The iteration still runs: what is missing may come."""
 

@@ -60,7 +60,8 @@ def _disks(seen: Iterable[Iterable[DiskStatus]]) -> tuple[DiskStatus, ...]:
         if before is not None:
             used = before.used_bytes + disk.used_bytes
             limit = before.limit_bytes + disk.limit_bytes
-            disk = replace(disk, used_bytes=used, limit_bytes=limit)
+            ranks = before.unfinished_ranks + disk.unfinished_ranks
+            disk = replace(disk, used_bytes=used, limit_bytes=limit, unfinished_ranks=ranks)
         found[disk.root] = disk
     return tuple(found.values())
 

@@ -16,6 +16,7 @@ from rankdumpd.agent import receive
 from rankdumpd.agent.ledger import Ledger
 from rankdumpd.agent.mailbox import Mailbox
 from rankdumpd.agent.registry import Registry
+from rankdumpd.agent.values import QuietRank
 from rankdumpd.meters import Meters
 
 
@@ -125,3 +126,24 @@ def test_one_id_with_two_trees_is_refused(make_house, tmp_path):
     house.open(1, tree=other, job_id="another")
     session.disconnect(mailbox)
     house.open(2, tree=other)
+
+
+def test_a_session_is_quiet_when_all_that_came_is_committed(make_house):
+    """Not while a frame is under way or within a record, nor while its rank may come back."""
+    house = make_house()
+    mailbox = Mailbox()
+    token = house.open(0)
+    session = house.registry.connect("s0", token, mailbox)
+    assert session.quiet_at is None
+    mailbox.at_rest = True
+    assert session.quiet_at == QuietRank("job", 0, "s0", 0)
+    session.claim({1})
+    assert session.quiet_at is None
+    session.unclaim({1}, "")
+    assert session.quiet_at == QuietRank("job", 0, "s0", 0)
+    session.disconnect(mailbox)
+    assert session.quiet_at is None
+    session.lose()
+    assert session.quiet_at == QuietRank("job", 0, "s0", 0)
+    house.open(0)
+    assert session.quiet_at is None

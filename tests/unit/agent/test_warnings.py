@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from rankdump.contract.exchange import Acknowledgement, SessionRequest
 from rankdump.contract.plan_json import plan_from_json
 from rankdumpd.agent.mailbox import Mailbox
 from rankdumpd.agent.sessions import Session
+from rankdumpd.agent.telling import Telling
 
 
 @pytest.fixture
@@ -60,3 +63,28 @@ def test_a_session_says_what_hints_need(session):
     status = session.status()
     assert (status.framework, status.device_target) == ("torch 2", "GPU")
     assert status.selected == session.plan.selection.iterations.text != ""
+
+
+def test_ranks_of_a_job_hear_of_a_limit_in_the_same_words(make_request):
+    """Figures change from one rank to the next; other jobs and other limits are news."""
+
+    class Desk:
+        """A reporter without a coordinator."""
+
+        def session(self, status: object, root: str) -> None:
+            pass
+
+        def warnings(self, job_id: str) -> list[str]:
+            return []
+
+    free = iter(["3.2 GiB", "3.1 GiB", "900.5 GiB", "2.0 GiB"])
+    telling = Telling(Any, Any, Desk(), lambda session: [f"disk of /dump: {next(free)} free"])  # type: ignore[arg-type]
+    heard: list[tuple[str, ...]] = []
+    for rank, job in enumerate(["a", "a", "b", "a"]):
+        request = make_request(session_id=f"s{rank}", job_id=job)
+        session, mailbox = Session(request, plan_from_json(request.plan_json)), Mailbox()
+        session.connect(mailbox)
+        telling.tell(session)
+        heard += [news.warnings for news in told(mailbox)]
+    first = ("disk of /dump: 3.2 GiB free",)
+    assert heard == [first, first, ("disk of /dump: 900.5 GiB free",), first]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,14 @@ from rankdumpd.coordinator import gather as rooms
 from rankdumpd.coordinator.gather import Gather, agents
 from rankdumpd.coordinator.gather.job import MAX_FINDINGS, QUIET_S
 from rankdumpd.coordinator.kept import AgentRow, Row
-from rankdumpd.coordinator.values import Answer, Book, IterationView, Report, Settled
+from rankdumpd.coordinator.values import (
+    Answer,
+    Book,
+    IterationView,
+    RankHeard,
+    Report,
+    Settled,
+)
 
 WORLD = ProcessGroup("world", (0, 1))
 DEADLINE_S = 300.0
@@ -44,8 +52,8 @@ class Agent:
         return self.gather.take(dataclasses.replace(report, sequence=sequence), now_s=now_s)
 
     def session(self, rank: int, state=SessionState.OPEN, **more) -> SessionStatus:
-        name = more.pop("name", f"s{rank}")
-        return SessionStatus(self.job, name, rank, self.world, rank, "host", 1, state, **more)
+        name, host = more.pop("name", f"s{rank}"), more.pop("host", "host")
+        return SessionStatus(self.job, name, rank, self.world, rank, host, 1, state, **more)
 
     def events(
         self, rank: int, *iterations: int, groups=(), session: str = "", end=None, first: int = 0
@@ -452,7 +460,72 @@ def test_it_is_crowded_while_one_is_written_and_the_next_is_complete(gather, age
 def test_only_iterations_with_something_open_may_have_somebody_waiting(gather, agent) -> None:
     """What has started and is not complete makes an iteration worth a look."""
     agent.report(events=(agent.events(0, 4), agent.events(0, 5, end=OPEN)))
-    assert [view.iteration for view in gather.waiting()] == [5]
+    assert [view.iteration for view in gather.waiting(now_s=0.0)] == [5]
+
+
+def test_a_rank_is_known_up_to_its_newest_event_or_what_its_agent_says(gather, agent) -> None:
+    """An agent that says that a rank is quiet knows more; of an earlier session it says nothing."""
+    agent.report(sessions=(agent.session(0), agent.session(1)))
+    agent.report(events=(agent.events(0, 5, 5, end=OPEN, first=7_000_000),))
+    assert known(gather) == {0: 6_000_001}
+    stalled = dataclasses.replace(EventColumns.of([]), stalled_us=9, sent_us=8_500_000)
+    agent.report(events=((RankEvents("j", 0), stalled),))
+    assert known(gather) == {0: 7_500_000}
+    agent.report(heard=(RankHeard("j", 0, "s0", 9_000_000), RankHeard("j", 1, "s1", 8_000_000)))
+    assert known(gather) == {0: 9_000_000, 1: 8_000_000}
+    agent.report(sessions=(agent.session(1, name="again"),))
+    agent.report(events=(agent.events(1, 5, end=OPEN, session="again"),))
+    agent.report(heard=(RankHeard("j", 1, "s1", 9_500_000), RankHeard("j", 0, "s0", 1)))
+    assert known(gather) == {0: 9_000_000, 1: 8_000_000}
+    agent.report(sessions=(agent.session(1, SessionState.CLOSED, name="again"),))
+    assert known(gather)[1] == OPEN
+
+
+def known(gather: Gather) -> dict[int, int]:
+    """Up to when each rank is known."""
+    (view,) = gather.waiting(now_s=0.0)
+    return {rank: heard.until_us for rank, heard in view.heard.items()}
+
+
+def test_how_an_agent_stands_is_said_of_its_ranks(gather, agent) -> None:
+    """What it has still to report; or since when it says nothing."""
+    agent.report(sessions=(agent.session(0),), held_events=4000, load=Load(17), host="b")
+    agent.report(
+        events=(agent.events(0, 5, end=OPEN, first=5),), held_events=4000, load=Load(17), host="b"
+    )
+    (view,) = gather.waiting(now_s=1.0)
+    assert (
+        view.heard[0].agent == "the agent of b has 4,000 events to report, and 17 records under way"
+    )
+    (view,) = gather.waiting(now_s=58.0)
+    assert view.heard[0].agent == "the agent of b was last heard 58 s ago"
+
+
+@pytest.mark.parametrize(
+    ("ids", "called"),
+    [
+        (("1a", "2b"), ("localhost (1a)", "localhost (2b)")),
+        (("1a", "1a"), ("localhost", "localhost")),
+    ],
+)
+def test_hosts_with_one_name_are_not_one(gather, ids, called) -> None:
+    """Agents of one host, as workers are, share its name and its clock; those of two do not."""
+    for rank, host_id in enumerate(ids):
+        one = Agent(gather, name=f"a{rank}")
+        about: dict[str, Any] = {"host": "localhost", "host_id": host_id}
+        one.report(sessions=(one.session(rank, host="localhost"),), **about)
+        one.report(events=(one.events(rank, 5, session=f"s{rank}"),), **about)
+    assert tuple(agent.host for agent in gather.fleet(now_s=0.0).agents) == called
+    (view,) = gather.unpublished("j")[1]
+    assert view.clocks == dict(enumerate(called))
+
+
+def test_a_rank_with_a_name_of_its_own_has_the_clock_of_that_host(gather, agent) -> None:
+    """In a container of the agent's host, or over the network: nobody knows which."""
+    agent.report(sessions=(agent.session(0, host="pod"),), host="node", host_id="1a")
+    agent.report(events=(agent.events(0, 5, session="s0"),), host="node", host_id="1a")
+    (view,) = gather.unpublished("j")[1]
+    assert view.clocks[0] == "pod at node"
 
 
 def test_agents_are_in_the_fleet_with_all_they_said(gather, agent) -> None:

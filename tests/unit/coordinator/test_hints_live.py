@@ -13,7 +13,7 @@ from suites.limits_of_ranks import S, session, torch
 from rankdump.contract.events import OPEN, Event, EventColumns, EventKind, ProcessGroup
 from rankdump.contract.timeouts import HintLevel, TimeoutHint
 from rankdumpd.coordinator.hints import HintState, hints_of, waiting, warnings
-from rankdumpd.coordinator.values import IterationView, JobFacts
+from rankdumpd.coordinator.values import Heard, IterationView, JobFacts
 
 WORLD, PAIR = ProcessGroup("w", (0, 1, 2)), ProcessGroup("p", (0, 1))
 FACTS = JobFacts(
@@ -46,6 +46,8 @@ def view(events: dict[int, list[EventColumns]], **more: Any) -> IterationView:
     stalls = {rank: max(each.stalled_us for each in own) for rank, own in events.items() if own}
     usual: dict[str, Any] = {"excluded": frozenset(), "late": (), "late_count": 0}
     usual["stalls"] = stalls
+    # Every rank is heard of without delay, where a test does not say otherwise.
+    usual["heard"] = {rank: Heard(OPEN) for rank in range(3)}
     return IterationView("j", 4, "/tree", batches, **{**usual, **more})
 
 
@@ -73,6 +75,60 @@ def test_who_waits_for_whom_and_since_when():
         "dumping caused none of it",
     ):
         assert words in hint.reason
+
+
+def test_what_an_agent_has_not_told_yet_is_no_wait():
+    """The agent of rank 1 is a minute behind: rank 1 may have come 3.4 s later, and had."""
+    now, now_us = stuck(64)
+    behind = Heard(T0 + 5 + int(3.4 * S), "the agent of b has 12,000 events to report")
+    (hint,) = waiting(replace(now, heard={**now.heard, 1: behind}), FACTS, now_us)
+    assert (hint.waiting, hint.spread_us, hint.level) == (True, int(3.4 * S), HintLevel.OK)
+    assert not warnings([hint])
+    for words in (
+        "rank 0 has waited 3.4 s or more for rank 1 in all_reduce 'AllReduce', number 7",
+        "what rank 1 did in the last 60.6 s is not known: the agent of b has 12,000 events",
+        "rank 1 was last heard of in 'Conv2d-op3', 64.0 s ago",
+    ):
+        assert words in hint.reason
+
+
+def test_a_rank_that_hangs_beside_an_agent_that_keeps_up_is_said_in_time():
+    """What is known is a few seconds old, and half of 20 s are over."""
+    now, now_us = stuck(13)
+    (hint,) = waiting(replace(now, heard={1: Heard(now_us - 3 * S)}), FACTS, now_us)
+    assert (hint.spread_us, hint.level) == (10 * S, HintLevel.WARNING)
+    (line,) = warnings([hint]).values()
+    assert "rank 1 is late: rank 0 has waited 10 s or more, 50 % of the 20 s" in line
+
+
+@pytest.mark.parametrize(
+    ("heard", "words"),
+    [
+        ({}, "rank 1 may have come; nothing has been heard of rank 1 so far"),
+        (
+            {1: Heard(T0 - S, "the agent of b was last heard 51 s ago")},
+            "rank 1 may have come; what rank 1 did in the last 51.0 s is not known: the agent of b "
+            "was last heard 51 s ago",
+        ),
+    ],
+)
+def test_of_a_rank_whose_agent_is_silent_only_what_is_known_is_said(
+    heard: dict[int, Heard], words: str
+):
+    now, now_us = stuck(50)
+    (hint,) = waiting(replace(now, heard=heard), FACTS, now_us)
+    assert (hint.spread_us, hint.level) == (0, HintLevel.OK)
+    assert words in hint.reason
+    assert "is in all_reduce 'AllReduce', number 7" in hint.reason
+    assert not warnings([hint])
+
+
+def test_who_is_known_to_be_late_is_named_and_not_who_may_have_come():
+    """Of rank 1 nothing is heard for long; rank 2 is known not to have come."""
+    events = {0: [batch(event(1, T0, done=False))], 1: [], 2: []}
+    heard = {1: Heard(T0 + S), 2: Heard(T0 + 12 * S)}
+    (hint,) = waiting(view(events, heard=heard), FACTS, T0 + 13 * S)
+    assert (hint.last_rank, hint.spread_us) == (2, 12 * S)
 
 
 def test_the_part_of_dumping_is_what_the_late_one_was_held_up():
@@ -162,7 +218,7 @@ def test_a_wait_that_grows_is_said_a_few_times_only():
     said: dict[str, None] = {}
     for tenth in range(900):
         now, now_us = stuck(tenth / 10)
-        said |= dict.fromkeys(warnings(waiting(now, FACTS, now_us)))
+        said |= dict.fromkeys(warnings(waiting(now, FACTS, now_us)).values())
     assert 6 <= len(said) <= 12
     assert all(line.startswith("group 'w': rank 1 is late: rank 0 has waited ") for line in said)
     assert next(iter(said)) == (
@@ -188,3 +244,15 @@ def test_hints_of_the_past_and_of_now_go_together():
     now, now_us = stuck(12)
     hints: tuple[TimeoutHint, ...] = (*hints_of(HintState(), FACTS), *waiting(now, FACTS, now_us))
     assert len(warnings(hints)) == 1
+
+
+def test_a_step_is_said_in_the_same_words_whoever_waits():
+    """A report that comes later shows that another rank waits for longer: that is no news."""
+    now, now_us = stuck(12)
+    (first,) = waiting(now, FACTS, now_us)
+    said = warnings([first])
+    other = replace(first, first_rank=2)
+    assert warnings([other]) != said
+    assert warnings([other], said) == said
+    for news in ({"last_rank": 2}, {"spread_us": 14 * S}, {"waiting": False}, {"group": "p"}):
+        assert not warnings([replace(other, **news)], said).items() & said.items()

@@ -49,6 +49,8 @@ class ReportRequest(google.protobuf.message.Message):
     HOST_FIELD_NUMBER: builtins.int
     HELD_EVENTS_FIELD_NUMBER: builtins.int
     LOST_EVENTS_FIELD_NUMBER: builtins.int
+    HEARD_FIELD_NUMBER: builtins.int
+    HOST_ID_FIELD_NUMBER: builtins.int
     agent_id: builtins.str
     """The same for as long as the agent keeps its ledger."""
     sequence: builtins.int
@@ -57,6 +59,10 @@ class ReportRequest(google.protobuf.message.Message):
     held_events: builtins.int
     """Events that wait to be reported, and those that were dropped because too many did."""
     lost_events: builtins.int
+    host_id: builtins.str
+    """Which machine and network that is: hosts may share a name. The same for all agents of a host;
+    empty when it cannot be told.
+    """
     @property
     def sessions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[rankdump.wire.v1.status_pb2.SessionStatus]:
         """How sessions stand, then what their ranks executed, then which iterations are over."""
@@ -79,6 +85,10 @@ class ReportRequest(google.protobuf.message.Message):
     def texts(self) -> global___Texts:
         """What the columns of this and later messages of the stream add to its texts."""
 
+    @property
+    def heard(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___RankHeard]:
+        """Ranks of which nothing is under way in the agent, and everything entered has been reported."""
+
     def __init__(
         self,
         *,
@@ -95,11 +105,40 @@ class ReportRequest(google.protobuf.message.Message):
         host: builtins.str = ...,
         held_events: builtins.int = ...,
         lost_events: builtins.int = ...,
+        heard: collections.abc.Iterable[global___RankHeard] | None = ...,
+        host_id: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["clock", b"clock", "load", b"load", "texts", b"texts"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["agent_id", b"agent_id", "clock", b"clock", "events", b"events", "held_events", b"held_events", "host", b"host", "iterations", b"iterations", "load", b"load", "lost_events", b"lost_events", "roots", b"roots", "sequence", b"sequence", "sessions", b"sessions", "texts", b"texts", "timeouts", b"timeouts"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["agent_id", b"agent_id", "clock", b"clock", "events", b"events", "heard", b"heard", "held_events", b"held_events", "host", b"host", "host_id", b"host_id", "iterations", b"iterations", "load", b"load", "lost_events", b"lost_events", "roots", b"roots", "sequence", b"sequence", "sessions", b"sessions", "texts", b"texts", "timeouts", b"timeouts"]) -> None: ...
 
 global___ReportRequest = ReportRequest
+
+@typing.final
+class RankHeard(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: builtins.int
+    RANK_FIELD_NUMBER: builtins.int
+    SESSION_ID_FIELD_NUMBER: builtins.int
+    UNTIL_US_FIELD_NUMBER: builtins.int
+    job_id: builtins.str
+    rank: builtins.int
+    session_id: builtins.str
+    until_us: builtins.int
+    """What the rank began before this time has been reported. Microseconds since the epoch on the
+    agent's clock.
+    """
+    def __init__(
+        self,
+        *,
+        job_id: builtins.str = ...,
+        rank: builtins.int = ...,
+        session_id: builtins.str = ...,
+        until_us: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["job_id", b"job_id", "rank", b"rank", "session_id", b"session_id", "until_us", b"until_us"]) -> None: ...
+
+global___RankHeard = RankHeard
 
 @typing.final
 class RankEvents(google.protobuf.message.Message):

@@ -106,6 +106,7 @@ class EventColumns(google.protobuf.message.Message):
     DTYPE_FIELD_NUMBER: builtins.int
     PEER_FIELD_NUMBER: builtins.int
     STALL_US_FIELD_NUMBER: builtins.int
+    SENT_US_FIELD_NUMBER: builtins.int
     stalled_us: builtins.int
     """Time for which dumping had held the rank up since its session began, when this was sent."""
     count: builtins.int
@@ -157,6 +158,8 @@ class EventColumns(google.protobuf.message.Message):
     """Time for which dumping had held the rank up since its session began, when the call began.
     8
     """
+    sent_us: builtins.int
+    """When this was sent, on the rank's clock; 0 when it does not say."""
     @property
     def names(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Empty: the texts that the stream has sent before."""
@@ -186,8 +189,9 @@ class EventColumns(google.protobuf.message.Message):
         dtype: builtins.bytes = ...,
         peer: builtins.bytes = ...,
         stall_us: builtins.bytes = ...,
+        sent_us: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["calls", b"calls", "count", b"count", "dtype", b"dtype", "element_count", b"element_count", "end_position", b"end_position", "end_us", b"end_us", "graph", b"graph", "group", b"group", "groups", b"groups", "iteration", b"iteration", "kind", b"kind", "name", b"name", "names", b"names", "peer", b"peer", "position", b"position", "sequence", b"sequence", "stall_us", b"stall_us", "stalled_us", b"stalled_us", "start_us", b"start_us", "stream", b"stream"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["calls", b"calls", "count", b"count", "dtype", b"dtype", "element_count", b"element_count", "end_position", b"end_position", "end_us", b"end_us", "graph", b"graph", "group", b"group", "groups", b"groups", "iteration", b"iteration", "kind", b"kind", "name", b"name", "names", b"names", "peer", b"peer", "position", b"position", "sent_us", b"sent_us", "sequence", b"sequence", "stall_us", b"stall_us", "stalled_us", b"stalled_us", "start_us", b"start_us", "stream", b"stream"]) -> None: ...
 
 global___EventColumns = EventColumns
 

@@ -299,6 +299,7 @@ class DiskStatus(google.protobuf.message.Message):
     USED_BYTES_FIELD_NUMBER: builtins.int
     LIMIT_BYTES_FIELD_NUMBER: builtins.int
     FLOOR_INODES_FIELD_NUMBER: builtins.int
+    UNFINISHED_RANKS_FIELD_NUMBER: builtins.int
     root: builtins.str
     """A tree on it."""
     free_bytes: builtins.int
@@ -312,6 +313,8 @@ class DiskStatus(google.protobuf.message.Message):
     limit_bytes: builtins.int
     floor_inodes: builtins.int
     """Tensors are refused rather than leave room for fewer files."""
+    unfinished_ranks: builtins.int
+    """Ranks with that tree that may send more, or of which something is still to be written."""
     def __init__(
         self,
         *,
@@ -324,8 +327,9 @@ class DiskStatus(google.protobuf.message.Message):
         used_bytes: builtins.int = ...,
         limit_bytes: builtins.int = ...,
         floor_inodes: builtins.int = ...,
+        unfinished_ranks: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["floor_bytes", b"floor_bytes", "floor_inodes", b"floor_inodes", "free_bytes", b"free_bytes", "free_inodes", b"free_inodes", "limit_bytes", b"limit_bytes", "root", b"root", "total_bytes", b"total_bytes", "total_inodes", b"total_inodes", "used_bytes", b"used_bytes"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["floor_bytes", b"floor_bytes", "floor_inodes", b"floor_inodes", "free_bytes", b"free_bytes", "free_inodes", b"free_inodes", "limit_bytes", b"limit_bytes", "root", b"root", "total_bytes", b"total_bytes", "total_inodes", b"total_inodes", "unfinished_ranks", b"unfinished_ranks", "used_bytes", b"used_bytes"]) -> None: ...
 
 global___DiskStatus = DiskStatus
 

@@ -146,6 +146,10 @@ class ReportLog:
         )
         return count, events
 
+    def last(self) -> int:
+        """Return the number of the last item; 0 when none stands there."""
+        return self._row("SELECT COALESCE(MAX(number), 0) FROM log")[0]
+
     def lost(self) -> tuple[int, int]:
         """Return how many events and how many other items were ever given up."""
         events, states = self._row("SELECT lost_events, lost_states FROM reporting")

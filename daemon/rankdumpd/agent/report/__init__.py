@@ -6,7 +6,7 @@ import logging
 import socket
 import sqlite3
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import grpc
 
@@ -15,6 +15,7 @@ from rankdump.contract.errors import (
     DamagedError,
     ForbiddenError,
     RankdumpError,
+    RetryableError,
     UnavailableError,
 )
 from rankdump.contract.status import ClockEstimate, Load, SessionStatus
@@ -24,9 +25,13 @@ from rankdump.wire.channel import Credentials, connect
 from rankdump.wire.errors import error_of
 from rankdump.wire.fields import common
 from rankdump.wire.v1 import coordinator_pb2, coordinator_pb2_grpc
+from rankdumpd import machine
+from rankdumpd.agent.report.hearing import Hearing
+from rankdumpd.agent.report.outage import LAST_TRY_S, Outage, hopeless, undelivered
 from rankdumpd.agent.report.ports import Log, Times
 from rankdumpd.agent.report.stream import Conversation
 from rankdumpd.agent.report.timing import Timing
+from rankdumpd.agent.values import QuietRank
 from rankdumpd.logs import about
 
 MAX_WARNINGS = 256
@@ -45,16 +50,22 @@ class Reporter:
         load: Callable[[], Load],
         warn: Callable[[str, str], None],
         tell_again: Callable[[], None],
+        quiet: Callable[[], Iterable[QuietRank]] = tuple,
         credentials: Credentials | None = None,
         times: Times | None = None,
     ) -> None:
-        """Call `warn` with a job and a text, `tell_again` when the coordinator forgot sessions."""
+        """Call `warn` with a job and a text, `tell_again` when the coordinator forgot sessions.
+
+        `quiet` returns the ranks of which nothing is under way.
+        """
         self._address, self._log = address, log
         self._load, self._warn, self._tell_again = load, warn, tell_again
         self._credentials = credentials
         self._agent_id = log.agent_id()
+        self._host_id = machine.host_id()
         self._times = times or Times()
         self._timing = Timing(self._times)
+        self._hearing = Hearing(quiet)
         self._changed = threading.Condition()
         self._conversation: Conversation | None = None
         self._call: grpc.Call | None = None
@@ -62,15 +73,24 @@ class Reporter:
         self._warnings: dict[tuple[str, str], None] = {}
         self._figures = (0, 0)
         self._unentered = 0
+        self._outage: Outage | None = None
+        self._failures = 0
+        self._again = False
+        """Try now: somebody waits for it."""
         self._said = ""
         self._stopping = False
         self._thread: threading.Thread | None = None
 
     def findings(self) -> list[str]:
-        """Return what was given up because the coordinator did not take it."""
+        """Return what the coordinator does not take at present, and what was given up so."""
         events, states = self._log.lost()
         lost = {"events": events, "states": states + self._unentered}
-        return [f"{n} {what} never reached the coordinator" for what, n in lost.items() if n]
+        outage = self._outage
+        waits = outage is not None and outage.worth_saying(self._now_s())
+        return [
+            *([self._undelivered(outage)] if outage and waits else []),
+            *(f"{n} {what} never reached the coordinator" for what, n in lost.items() if n),
+        ]
 
     def events(self) -> tuple[int, int]:
         """Return how many events wait to be told, and how many were given up."""
@@ -117,12 +137,27 @@ class Reporter:
         return "" if alive else "the thread that reports to the coordinator is dead"
 
     def flush(self, timeout_s: float) -> int:
-        """Wait until everything has arrived; return the items that have not."""
+        """Wait until everything has arrived; return the items that have not.
+
+        A coordinator that does not answer is tried once more, and not waited for.
+        """
         if not self._address:
             return 0
         with self._changed:
-            self._changed.wait_for(lambda: self._left() == 0, timeout_s)
+            failures, self._again = self._failures, True
+            self._changed.notify_all()
+            if self._outage:
+                timeout_s = min(timeout_s, LAST_TRY_S)
+            self._changed.wait_for(lambda: self._flushed(failures), timeout_s)
             return self._left()
+
+    def leave(self, folder: str) -> None:
+        """Say what stays in the ledger for the next agent of its folder."""
+        items = self._left() if self._address else 0
+        if items:
+            outage = self._outage
+            said = self._undelivered(outage) if outage else f"{items:,} items are not delivered"
+            _log.warning("%s in %s until an agent starts there again", said, folder)
 
     def stop(self) -> None:
         """End at once; may be repeated."""
@@ -138,14 +173,23 @@ class Reporter:
     def _left(self) -> int:
         return self._log.waiting(self._received)[0]
 
+    def _flushed(self, failures: int) -> bool:
+        tried = self._failures > failures
+        return self._left() == 0 or hopeless(self._outage, now_s=self._now_s(), tried=tried)
+
+    def _now_s(self) -> float:
+        return self._times.now().wall_us / 1e6
+
+    def _undelivered(self, outage: Outage) -> str:
+        items, events = self._log.waiting(self._received)
+        return undelivered(self._address, outage, items=items, events=events)
+
     def _run(self) -> None:
         retry_s = self._times.first_retry_s
-        with self._changed:
-            # Nobody needs to be there before there is something to tell.
-            self._changed.wait_for(lambda: self._stopping or self._left() > 0)
         while not self._stopping:
             received, careful_to = self._received, self._careful_to
             try:
+                self._knock()
                 self._converse()
             except (grpc.RpcError, RankdumpError) as failure:
                 self._judge(failure)
@@ -156,9 +200,35 @@ class Reporter:
                 self._times.first_retry_s if went_on else min(2 * retry_s, self._times.last_retry_s)
             )
             with self._changed:
-                self._changed.wait_for(lambda: self._stopping, retry_s)
+                self._failures += 1
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._stopping or self._again, retry_s)
+                self._again = False
+
+    def _knock(self) -> None:
+        """See that the coordinator is there, and wait until there is something to tell."""
+        with self._changed:
+            if self._received or self._left():
+                return
+        with connect(self._address, self._credentials) as channel:
+            stub = coordinator_pb2_grpc.CoordinatorServiceStub(channel)
+            asked = coordinator_pb2.ClockRequest()
+            self._call = call = stub.Clock.future(asked, timeout=self._times.knock_s)
+            with self._changed:
+                if self._stopping:
+                    call.cancel()
+            try:
+                call.result()
+            except grpc.FutureCancelledError:
+                return
+        with self._changed:
+            self._call = None
+            self._reached()
+            self._changed.wait_for(lambda: self._stopping or self._left() > 0)
 
     def _converse(self) -> None:
+        if self._stopping:
+            return
         with connect(self._address, self._credentials) as channel:
             stub = coordinator_pb2_grpc.CoordinatorServiceStub(channel)
             conversation = Conversation(
@@ -166,10 +236,11 @@ class Reporter:
                 self._changed,
                 times=self._times,
                 careful_to=self._careful_to,
-                prepared=lambda request, met: self._prepare(request, stub if met else None),
+                prepared=lambda request, told: self._prepare(request, told, stub),
                 overdue=self._break_off,
             )
             self._timing.reconnected()
+            self._hearing.begin()
             answers = stub.Report(conversation.requests())
             with self._changed:
                 self._conversation, self._call = conversation, answers
@@ -203,7 +274,8 @@ class Reporter:
             self._tell_again()
         conversation.take(answer)
         with self._changed:
-            self._received, self._said = conversation.received, ""
+            self._received = conversation.received
+            self._reached()
             given = dict.fromkeys((each.job_id, each.text) for each in answer.warnings)
             new = [each for each in given if each not in self._warnings]
             self._warnings.update(dict.fromkeys(new))
@@ -213,16 +285,30 @@ class Reporter:
         for job_id, text in new:
             self._warn(job_id, text)
 
+    def _reached(self) -> None:
+        outage, self._outage = self._outage, None
+        if self._said and outage:
+            away_s = self._now_s() - outage.since_s
+            _log.info("coordinator %s takes reports again, after %.0f s", self._address, away_s)
+        self._said = ""
+
     def _prepare(
         self,
         request: coordinator_pb2.ReportRequest,
-        stub: coordinator_pb2_grpc.CoordinatorServiceStub | None,
+        told: int | None,
+        stub: coordinator_pb2_grpc.CoordinatorServiceStub,
     ) -> None:
         """Say who reports, and how this host stands; what costs something, once a second."""
-        if stub and self._timing.keep_up(stub):
-            self._figures = (self._log.waiting(self._received)[1], self._log.lost()[0])
+        if told is not None:
+            if self._timing.keep_up(stub):
+                self._figures = (self._log.waiting(self._received)[1], self._log.lost()[0])
+                self._hearing.look(now_us=self._times.now().wall_us, newest=self._log.last)
+            heard, until_us = self._hearing.told_to(told)
+            for each in heard:
+                about = {"job_id": each.job_id, "rank": each.rank, "session_id": each.session_id}
+                request.heard.add(until_us=until_us, **about)
         request.agent_id = self._agent_id
-        request.host = socket.gethostname()
+        request.host, request.host_id = socket.gethostname(), self._host_id
         request.load.CopyFrom(views.load_to_wire(self._load()))
         clock = common(self._timing.estimate(), ClockEstimate)
         request.clock.CopyFrom(coordinator_pb2.ClockEstimate(**clock))
@@ -237,19 +323,27 @@ class Reporter:
         # A certificate that is not believed says nothing about the item.
         passes = isinstance(error, UnavailableError | ForbiddenError | ConfigError)
         refused = not passes and bool(spans)
-        # Said when it changes: it is tried again every few seconds.
+        if not refused:
+            self._note(error)
+            return
         if str(error) != self._said and not self._stopping:
             self._said = str(error)
-            _log.log(
-                logging.ERROR if refused else logging.WARNING,
-                "coordinator %s: %s",
-                self._address,
-                error,
-            )
-        if not refused:
-            return
+            _log.error("coordinator %s: %s", self._address, error)
         first, last = spans[0]
         if len(spans) == 1 and first == last:
             self._log.give_up(first, last)
         # Which one of several it was shows when each comes alone.
         self._careful_to = max(self._careful_to, spans[-1][1])
+
+    def _note(self, error: RankdumpError) -> None:
+        """Remember that nothing is delivered, and say so when that is news."""
+        now_s, before = self._now_s(), self._outage
+        outage = Outage(
+            since_s=before.since_s if before else now_s,
+            reason=str(error),
+            refused=not isinstance(error, RetryableError),
+        )
+        self._outage = outage
+        if outage.reason != self._said and outage.worth_saying(now_s) and not self._stopping:
+            self._said = outage.reason
+            _log.warning("%s", self._undelivered(outage))

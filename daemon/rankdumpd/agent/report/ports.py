@@ -50,6 +50,10 @@ class Log(Protocol):
         """Return how many items stand behind a number, and how many events they hold."""
         ...
 
+    def last(self) -> int:
+        """Return the number of the last item; 0 when none stands there."""
+        ...
+
     def lost(self) -> tuple[int, int]:
         """Return how many events and how many other items were ever given up."""
         ...
@@ -73,6 +77,8 @@ class Times:
     last_retry_s: float = 5.0
     answer_s: float = 60.0
     """A coordinator that answers nothing for so long is given up."""
+    knock_s: float = 5.0
+    """How long a coordinator that has nothing to take may need to say that it is there."""
     clock_s: float = 0.5
     """An answer that takes longer would say nothing about clocks."""
     now: Callable[[], Instant] = _now

@@ -38,12 +38,13 @@ class Conversation:
         *,
         times: Times,
         careful_to: int,
-        prepared: Callable[[_Request, bool], None],
+        prepared: Callable[[_Request, int | None], None],
         overdue: Callable[[], None],
     ) -> None:
         """Send items up to `careful_to` one by one.
 
-        `prepared` says the rest of each message, and is told whether the coordinator is there.
+        `prepared` says the rest of each message, and is told up to which number the log is told
+        with it; None before the coordinator has answered.
         """
         self._log, self._changed, self._times = log, changed, times
         self._careful_to = careful_to
@@ -57,7 +58,7 @@ class Conversation:
         self._messages = Messages()
         self._composing = threading.Lock()
         self._read: deque[LogItem] = deque()
-        self._read_to = 0
+        self._read_to = self._told_to = 0
         self._news = True
         self._unanswered: deque[_Span] = deque()
         self._heard_us = times.now().monotonic_us
@@ -147,7 +148,9 @@ class Conversation:
             _log.debug("items %d to %d", *span, exc_info=True)
             self.unread = span
             return None
-        self._prepared(request, self._greeted)
+        if items:
+            self._told_to = span[1]
+        self._prepared(request, max(self._told_to, self.received) if self._greeted else None)
         with self._changed:
             if not self._unanswered:
                 self._heard_us = self._times.now().monotonic_us

@@ -20,7 +20,15 @@ from rankdumpd.agent.sessions.due import Due
 from rankdumpd.agent.sessions.outlet import outlet_of
 from rankdumpd.agent.sessions.ports import Listener, Ring
 from rankdumpd.agent.sessions.status import status_of
-from rankdumpd.agent.values import CountRow, Declared, EndRow, Judged, Outcome, SessionRow
+from rankdumpd.agent.values import (
+    CountRow,
+    Declared,
+    EndRow,
+    Judged,
+    Outcome,
+    QuietRank,
+    SessionRow,
+)
 
 
 class Session:
@@ -53,6 +61,8 @@ class Session:
         self._listener: Listener | None = None
         self._ring: Ring | None = None
         self._slab_waits = False
+        self._gone = False
+        """Its process has ended, and all it left was taken in."""
 
     def restore(
         self,
@@ -107,6 +117,20 @@ class Session:
         """Whether nothing of it is left to be done, as far as this process knows."""
         done = self._ring is None and self.due.all_here
         return self.idle and done and self.status().state is not SessionState.OPEN
+
+    @property
+    def quiet_at(self) -> QuietRank | None:
+        """How far its frames are committed while no other is known of; None while one is.
+
+        A rank that may come back, or that said goodbye, is not quiet.
+        """
+        with self._lock:
+            listener, busy = self._listener, bool(self._under_way) or self.closed
+            rest = self._gone if listener is None else listener.at_rest
+            if busy or not rest:
+                return None
+            request = self.request
+            return QuietRank(request.job_id, request.rank, request.session_id, self.watermark)
 
     def known(self, sequence: int) -> bool:
         """Return whether a frame arrived whole before, committed or not.
@@ -217,7 +241,7 @@ class Session:
         with self._lock:
             self.request = dataclasses.replace(request, plan_json=self.request.plan_json)
             self.token = secrets.token_bytes(16)
-            self._expected = True
+            self._expected, self._gone = True, False
 
     def connect(self, listener: Listener) -> None:
         """Make a stream the only one of this session; an earlier one is ended."""
@@ -244,7 +268,7 @@ class Session:
 
     def lose(self) -> None:
         """Note that its process is gone."""
-        self._expected = False
+        self._expected, self._gone = False, True
 
     def status(self) -> SessionStatus:
         """Return who this is and how it stands."""

@@ -8,6 +8,11 @@ from typing import Protocol
 class Listener(Protocol):
     """The stream of a session, as far as its session knows it."""
 
+    @property
+    def at_rest(self) -> bool:
+        """Whether all that came was taken in, to the end of a record."""
+        ...
+
     def acknowledge(self, sequence: int) -> None:
         """Tell the rank that everything up to this number is accounted for."""
         ...

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
+from dataclasses import replace
 
 from rankdump.contract.errors import ExhaustedError
 from rankdump.contract.findings import Finding
 from rankdump.contract.timeouts import TimeoutHint
 from rankdumpd.coordinator.gather.agents import Agents
 from rankdumpd.coordinator.gather.job import Job
-from rankdumpd.coordinator.gather.pending import Parts, by_iteration
+from rankdumpd.coordinator.gather.pending import Parts, Pending, by_iteration
 from rankdumpd.coordinator.gather.reading import Reader
 from rankdumpd.coordinator.gather.recall import recall
 from rankdumpd.coordinator.gather.views import all_findings, iteration_view, job_view
@@ -70,6 +71,10 @@ class Gather:
                 self._take(report, parts, number, now_s=now_s)
                 agent.jobs.update(_named(report))
                 agent.received = report.sequence
+            # Behind the items: they are what has been heard.
+            for heard in report.heard:
+                if heard.job_id in self._jobs:
+                    self._jobs[heard.job_id].take_heard(heard)
             warnings = tuple(
                 (job_id, text)
                 for job_id in sorted(agent.jobs)
@@ -98,7 +103,7 @@ class Gather:
                 deadline_s = 0.0 if every else self._deadline_s
                 pending = job.ready(now_s=now_s, deadline_s=deadline_s)
                 if pending is not None:
-                    view = iteration_view(job, pending, provisional=False)
+                    view = self._view(job, pending, provisional=False)
                     job.hand_out(pending)
                     return view
             return None
@@ -109,7 +114,7 @@ class Gather:
             for job in self._jobs.values():
                 pending = job.next_complete()
                 if job.handed and pending and pending.count >= least_events:
-                    return iteration_view(job, pending, provisional=False)
+                    return self._view(job, pending, provisional=False)
             return None
 
     def settle(self, job_id: str, settled: Settled) -> None:
@@ -123,20 +128,19 @@ class Gather:
             job = self._jobs.get(job_id)
             if job is None:
                 return None, []
-            return job.book, [
-                iteration_view(job, each, provisional=True) for each in job.unpublished()
-            ]
+            return job.book, [self._view(job, each, provisional=True) for each in job.unpublished()]
 
     def findings(self, job_id: str) -> list[Finding]:
         """Return what is odd about a job's published iterations."""
         with self._lock:
             return all_findings(self._jobs[job_id]) if job_id in self._jobs else []
 
-    def waiting(self) -> list[IterationView]:
+    def waiting(self, *, now_s: float) -> list[IterationView]:
         """Return the iterations in which somebody may be waiting."""
         with self._lock:
+            agents = self._agents.words(now_s=now_s)
             return [
-                iteration_view(job, pending, provisional=True)
+                replace(self._view(job, pending, provisional=True), heard=job.ranks.heard(agents))
                 for job in self._jobs.values()
                 for pending in job.pending.values()
                 if pending.waits
@@ -226,8 +230,12 @@ class Gather:
             return Fleet(
                 jobs={job_id: job_view(job, now_s=now_s) for job_id, job in self._jobs.items()},
                 latest=self._latest,
-                agents=tuple(agent.status(now_s=now_s) for agent in self._agents.all.values()),
+                agents=self._agents.statuses(now_s=now_s),
             )
+
+    def _view(self, job: Job, pending: Pending, *, provisional: bool) -> IterationView:
+        clocks = job.ranks.clocks(self._agents.hosts())
+        return iteration_view(job, pending, clocks, provisional=provisional)
 
     def _take(self, report: Report, events: list[Parts], number: int, *, now_s: float) -> None:
         named = _named(report)

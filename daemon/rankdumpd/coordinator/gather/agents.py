@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -10,6 +11,8 @@ from rankdump.contract.status import AgentStatus, ClockEstimate, Load
 from rankdumpd.coordinator.kept import AgentRow
 from rankdumpd.coordinator.values import Report
 
+SILENT_S = 5.0
+"""Agents report once a second."""
 MAX_AGENTS = 1 << 14
 """Each is remembered for days after it was heard last."""
 
@@ -21,6 +24,8 @@ class Agent:
     agent_id: str
     heard_s: float
     host: str = ""
+    host_id: str = ""
+    """Which host of that name."""
     received: int = 0
     acknowledged: int = 0
     """Safe, and on disk."""
@@ -34,7 +39,7 @@ class Agent:
     def take(self, report: Report, *, now_s: float) -> None:
         """Take what a report says of its agent."""
         self.heard_s = now_s
-        self.host = report.host or self.host
+        self.host, self.host_id = report.host or self.host, report.host_id or self.host_id
         self.clock, self.load = report.clock, report.load
         self.held_events, self.lost_events = report.held_events, report.lost_events
 
@@ -42,11 +47,19 @@ class Agent:
         """Return the lowest number that an item of a report may have."""
         return max(self.received + 1, report.sequence - report.items + 1)
 
-    def status(self, *, now_s: float) -> AgentStatus:
-        """Return how it stands."""
+    def words(self, host: str, *, now_s: float) -> str:
+        """Say how far behind it is; `host` is what its host is called."""
+        silent_s, name = now_s - self.heard_s, f"the agent of {host or self.agent_id}"
+        if silent_s >= SILENT_S:
+            return f"{name} was last heard {silent_s:.0f} s ago"
+        held, queued = self.held_events, self.load.queued_records
+        return f"{name} has {held:,} events to report, and {queued:,} records under way"
+
+    def status(self, host: str, *, now_s: float) -> AgentStatus:
+        """Return how it stands; `host` is what its host is called."""
         return AgentStatus(
             agent_id=self.agent_id,
-            host=self.host,
+            host=host,
             heard_s=max(0.0, now_s - self.heard_s),
             connected=self.streams > 0,
             clock=self.clock,
@@ -69,10 +82,25 @@ class Agents:
             raise ExhaustedError(f"{len(self.all)} agents are known, and no more are taken")
         return self.all.setdefault(agent_id, Agent(agent_id, now_s))
 
+    def words(self, *, now_s: float) -> dict[str, str]:
+        """Return how each agent stands, in words."""
+        hosts = self.hosts()
+        return {name: a.words(hosts[name][1], now_s=now_s) for name, a in self.all.items()}
+
+    def hosts(self) -> dict[str, tuple[str, str]]:
+        """Return the name of the host of each agent, and what it is called among the others."""
+        return called({name: (agent.host, agent.host_id) for name, agent in self.all.items()})
+
+    def statuses(self, *, now_s: float) -> tuple[AgentStatus, ...]:
+        """Return how each agent stands."""
+        hosts = self.hosts()
+        return tuple(a.status(hosts[name][1], now_s=now_s) for name, a in self.all.items())
+
     def restore(self, row: AgentRow, *, now_s: float, now_us: int) -> None:
         """Remember an agent."""
         heard_s = now_s - max(0, now_us - row.heard_us) / 1e6
-        agent = Agent(row.agent_id, heard_s, row.host, row.acknowledged, row.acknowledged)
+        known = row.acknowledged
+        agent = Agent(row.agent_id, heard_s, row.host, received=known, acknowledged=known)
         self.all[row.agent_id] = agent
         self._rows[row.agent_id] = row.host, row.acknowledged
 
@@ -108,3 +136,20 @@ class Agents:
             del self.all[name]
             self._rows.pop(name, None)
         return gone
+
+
+def called(hosts: Mapping[str, tuple[str, str]]) -> dict[str, tuple[str, str]]:
+    """Return the name of each host, and that name with its id where several hosts have it.
+
+    >>> called({"a": ("node", "1"), "b": ("node", "1"), "c": ("localhost", "1")})["b"]
+    ('node', 'node')
+    >>> called({"a": ("localhost", "1"), "b": ("localhost", "2")})["b"]
+    ('localhost', 'localhost (2)')
+    """
+    ids: defaultdict[str, set[str]] = defaultdict(set)
+    for host, host_id in hosts.values():
+        ids[host].add(host_id)
+    return {
+        agent: (host, f"{host} ({host_id or agent})" if len(ids[host]) > 1 else host)
+        for agent, (host, host_id) in hosts.items()
+    }

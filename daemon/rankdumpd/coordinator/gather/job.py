@@ -22,10 +22,12 @@ from rankdumpd.coordinator.kept import (
     SettledRow,
     TimeoutsRow,
 )
-from rankdumpd.coordinator.values import Book, Settled
+from rankdumpd.coordinator.values import Book, RankHeard, Settled
 
 MAX_FINDINGS = 1000
 """Findings kept of a job; the rest is counted here and stands in the job's file."""
+TOLD_AFTER_US = 1_000_000
+"""What a rank began so long before it sent a batch was told with it at the latest."""
 QUIET_S = 5.0
 """A job whose sessions are all closed is over when nothing came for so long."""
 
@@ -82,7 +84,7 @@ class Job:
 
     def take_session(self, session: SessionStatus, origin: tuple[str, int]) -> None:
         """Take the state of a session; `origin` is agent and number of the report it came in."""
-        self.ranks.take_session(session)
+        self.ranks.take_session(session, origin[0])
         self._enter(session.rank, self.ranks.start_of(session.rank))
         self.rows["session", session.session_id] = SessionRow(session, *origin)
 
@@ -95,6 +97,11 @@ class Job:
         if iteration in self.pending:
             self.pending[iteration].last_s = now_s
         self.rows["balance", status.session_id, iteration] = BalanceRow(status, *origin)
+
+    def take_heard(self, heard: RankHeard) -> None:
+        """Take that a rank is known up to a time."""
+        if not self.ranks.has_left(heard.rank, heard.session_id):
+            self.ranks.hear(heard.rank, heard.until_us)
 
     def take_timeouts(self, rank: int, timeouts: Timeouts) -> None:
         """Take what a rank knows of its limits."""
@@ -120,11 +127,15 @@ class Job:
         One without events still says which groups there are, and how long its rank was held up.
         """
         rank = source.rank
+        self.ranks.tells(source.session_id, agent_id)
         groups = self._known_groups(rank, columns)
         left = self.ranks.has_left(rank, source.session_id)
         start = self.ranks.start_of(rank, source.session_id)
         if not left:
             self.ranks.stalls[rank] = columns.stalled_us
+            newest_us = columns.sent_us or int(columns.columns["end_us"].max(initial=0))
+            if newest_us:
+                self.ranks.hear(rank, newest_us - TOLD_AFTER_US)
             self._enter(rank, start)
         run = self.published.run
         for iteration, whole in parts:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from rankdump.contract.events import OPEN
 from rankdump.contract.status import IterationStatus, SessionState, SessionStatus
 from rankdump.contract.timeouts import Timeouts
-from rankdumpd.coordinator.values import JobFacts
+from rankdumpd.coordinator.values import Heard, JobFacts
 
 MAX_BALANCES = 20_000
 """Balances of a job that are kept in memory to be shown; all of them stand in the state."""
@@ -22,6 +25,10 @@ class Ranks:
         self.forgotten_balances = 0
         self.stalls: dict[int, int] = {}
         """How long dumping had held each rank up, as its newest session said last."""
+        self.heard_us: dict[int, int] = {}
+        """Up to when all that each rank began has come."""
+        self._agents: dict[str, str] = {}
+        """The agent of each session."""
         self._timeouts: dict[int, Timeouts] = {}
         self._newest: dict[int, str] = {}
         self._spoken: set[str] = set()
@@ -32,10 +39,11 @@ class Ranks:
         self._done: dict[int, dict[str, IterationStatus]] = {}
         self._done_count = 0
 
-    def take_session(self, session: SessionStatus) -> None:
-        """Take the state of a session."""
+    def take_session(self, session: SessionStatus, agent_id: str = "") -> None:
+        """Take the state of a session of an agent."""
         name = session.session_id
         self.recall_session(session)
+        self._agents[name] = agent_id
         if name in self._spoken:
             return
         self._spoken.add(name)
@@ -74,6 +82,20 @@ class Ranks:
     def take_timeouts(self, rank: int, timeouts: Timeouts) -> None:
         """Take what a rank knows of its limits."""
         self._timeouts[rank] = timeouts
+
+    def hear(self, rank: int, until_us: int) -> None:
+        """Note that all that a rank began before a time has come."""
+        self.heard_us[rank] = max(until_us, self.heard_us.get(rank, until_us))
+
+    def heard(self, agents: Mapping[str, str]) -> dict[int, Heard]:
+        """Return how far each rank is known; `agents` says in words how each agent stands."""
+        heard = {
+            rank: Heard(until_us, agents.get(self._agents.get(self._newest.get(rank, ""), ""), ""))
+            for rank, until_us in self.heard_us.items()
+        }
+        # Who said goodbye has nothing more to say.
+        over = (r for r, n in self._newest.items() if self.sessions[n].state is SessionState.CLOSED)
+        return heard | dict.fromkeys(over, Heard(OPEN))
 
     def has_left(self, rank: int, session_id: str) -> bool:
         """Return whether a rank has a newer session than that one."""
@@ -115,9 +137,22 @@ class Ranks:
             if status is not None and (status.first_position or status.last_position)
         }
 
-    def clocks(self) -> dict[int, str]:
-        """Return the host of each rank."""
-        return {rank: self.sessions[name].host for rank, name in self._newest.items()}
+    def tells(self, session_id: str, agent_id: str) -> None:
+        """Note which agent speaks of a session."""
+        self._agents[session_id] = agent_id
+
+    def clocks(self, hosts: Mapping[str, tuple[str, str]]) -> dict[int, str]:
+        """Return the host of each rank, under a name that no other host has.
+
+        `hosts` has of each agent the name of its host, and what that is called among the others. A
+        rank with another name than its agent's host is in a container, or on another host.
+        """
+        found: dict[int, str] = {}
+        for rank, name in self._newest.items():
+            own = self.sessions[name].host
+            host, called = hosts.get(self._agents.get(name, ""), ("", ""))
+            found[rank] = own if not host else called if own == host else f"{own} at {called}"
+        return found
 
     def facts(self, job_id: str) -> JobFacts:
         """Return what hints need to know."""

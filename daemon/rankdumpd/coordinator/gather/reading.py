@@ -32,7 +32,7 @@ from rankdump.wire.limits import (
 )
 from rankdump.wire.v1 import coordinator_pb2
 from rankdump.wire.views import iteration_from_wire, load_from_wire, session_from_wire
-from rankdumpd.coordinator.values import Report
+from rankdumpd.coordinator.values import RankHeard, Report
 
 MAX_TEXTS = 1 << 18
 """Texts of one stream: four times what makes an agent start anew."""
@@ -74,7 +74,9 @@ class Reader:
             events=tuple(self._events(each, clock) for each in message.events),
             timeouts=tuple(map(_timeouts, message.timeouts)),
             roots={job_id: _root(job_id, root) for job_id, root in message.roots.items()},
+            heard=tuple(_heard(each, clock) for each in message.heard),
             host=shown(message.host),
+            host_id=shown(message.host_id),
             clock=clock,
             load=_load(load_from_wire(message.load)),
             held_events=message.held_events,
@@ -115,14 +117,21 @@ class Reader:
 
 def _corrected(columns: EventColumns, clock: ClockEstimate) -> EventColumns:
     """Return a batch with the times of the coordinator's clock, where they surely differ."""
-    if not clock.known or abs(clock.offset_us) <= clock.error_us:
+    if not _differs(clock):
         return columns
     times = {name: columns.columns[name] + clock.offset_us for name in ("start_us", "end_us")}
-    return dataclasses.replace(columns, columns={**columns.columns, **times})
+    sent_us = columns.sent_us + clock.offset_us if columns.sent_us else 0
+    return dataclasses.replace(columns, columns={**columns.columns, **times}, sent_us=sent_us)
+
+
+def _differs(clock: ClockEstimate) -> bool:
+    """Return whether the clock of an agent surely differs from the coordinator's."""
+    return clock.known and abs(clock.offset_us) > clock.error_us
 
 
 def _check_size(message: coordinator_pb2.ReportRequest) -> None:
-    parts = (message.sessions, message.iterations, message.events, message.timeouts, message.roots)
+    items = (message.sessions, message.iterations, message.events, message.timeouts)
+    parts = (*items, message.roots, message.heard)
     check_count("parts of a report", sum(map(len, parts)), _MOST_PARTS)
     numbers = (message.sequence, message.held_events, message.lost_events)
     check_numbers(f"report of agent {message.agent_id}", numbers)
@@ -176,6 +185,14 @@ def _balance(status: IterationStatus) -> IterationStatus:
 def _timeouts(message: coordinator_pb2.RankTimeouts) -> tuple[str, int, Timeouts]:
     _named("timeouts", message.job_id, message.rank)
     return message.job_id, message.rank, timeouts_from_wire(message.timeouts)
+
+
+def _heard(message: coordinator_pb2.RankHeard, clock: ClockEstimate) -> RankHeard:
+    _named("what was heard", message.job_id, message.rank)
+    check_text("what was heard with a session id", message.session_id, MAX_JOB_ID)
+    offset_us = clock.offset_us if _differs(clock) else 0
+    until_us = message.until_us + offset_us
+    return RankHeard(message.job_id, message.rank, message.session_id, until_us)
 
 
 def _named(what: str, job_id: str, rank: int) -> None:

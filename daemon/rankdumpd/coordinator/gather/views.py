@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import islice
 
 from rankdump.contract.findings import Finding
@@ -13,8 +14,10 @@ from rankdumpd.coordinator.values import IterationView, JobView
 _LATE_NAMED = 8
 
 
-def iteration_view(job: Job, pending: Pending, *, provisional: bool) -> IterationView:
-    """Return what is gathered of an iteration."""
+def iteration_view(
+    job: Job, pending: Pending, clocks: Mapping[int, str], *, provisional: bool
+) -> IterationView:
+    """Return what is gathered of an iteration; `clocks` says which clock each rank reads."""
     ranks = job.ranks
     gone = ranks.finished(pending.iteration)
     late = (rank for rank in range(ranks.world_size) if rank not in gone)
@@ -27,7 +30,7 @@ def iteration_view(job: Job, pending: Pending, *, provisional: bool) -> Iteratio
         late=tuple(islice(late, _LATE_NAMED)),
         late_count=max(0, ranks.world_size - len(gone)),
         spans=ranks.spans(pending.iteration),
-        clocks=ranks.clocks(),
+        clocks=clocks,
         stalls=dict(ranks.stalls),
         provisional=provisional,
     )

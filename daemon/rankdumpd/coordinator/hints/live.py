@@ -10,6 +10,7 @@ import numpy as np
 from rankdump.contract.events import OPEN, Column, EventColumns, EventKind, ProcessGroup
 from rankdump.contract.timeouts import TimeoutHint
 from rankdumpd.coordinator.hints.assess import Wait, assessed, call_words
+from rankdumpd.coordinator.hints.claim import Claim, claims_of, surest
 from rankdumpd.coordinator.hints.limits import group_limits
 from rankdumpd.coordinator.hints.state import HintState, Widest
 from rankdumpd.coordinator.hints.wording import duration
@@ -38,7 +39,8 @@ def waiting(
 ) -> tuple[TimeoutHint, ...]:
     """Return a hint for every group whose members wait for another one now.
 
-    The state says how long dumping had held up ranks that made no call in this iteration yet.
+    A wait is claimed only as far as the late rank was heard: it may have come since. The state
+    says how long dumping had held up ranks that made no call in this iteration yet.
     """
     ranks = {rank: _Rank(rank, batches) for rank, batches in view.events.items()}
     calls = [call for rank in ranks.values() for call in rank.open_calls()]
@@ -49,9 +51,10 @@ def waiting(
         absent = _absent(call, ranks, view.excluded)
         if not absent:
             continue
-        last = min(absent, key=lambda rank: (rank in stuck, rank))
-        wait = _wait(call, ranks, last, (now_us, view.iteration), (stalls, view.stalls))
-        limits = group_limits(call.group, call.group.ranks or (call.rank, last), facts)
+        claims = claims_of(absent, view.heard, start_us=call.start_us, now_us=now_us)
+        claim = surest(claims, stuck)
+        wait = _wait(call, ranks, claim, (now_us, view.iteration), (stalls, view.stalls))
+        limits = group_limits(call.group, call.group.ranks or (call.rank, claim.rank), facts)
         hint = assessed(wait, limits, facts)
         known = found.get(call.group)
         if known is None or hint.share > known.share:
@@ -88,13 +91,13 @@ def _absent(call: _OpenCall, ranks: Mapping[int, _Rank], excluded: frozenset[int
 def _wait(
     call: _OpenCall,
     ranks: Mapping[int, _Rank],
-    last: int,
+    claim: Claim,
     now: tuple[int, int],
     stalls: tuple[Mapping[int, int], Mapping[int, int]],
 ) -> Wait:
     """Return what a call has come to; the stalls are those at the last merged calls, and now."""
     (now_us, iteration), (merged, newest) = now, stalls
-    spread = max(0, now_us - call.start_us)
+    last, spread = claim.rank, claim.known_us
     own = ranks[call.rank].stall_before(call.position, merged)
     before = merged.get(last, 0)
     if last in ranks:
@@ -115,10 +118,19 @@ def _wait(
         dump_us=min(max(0, dumped), spread),
         arrived=False,
     )
-    told = f"rank {call.rank} has waited {duration(spread)} for rank {last} in "
-    told += call_words(call.group.name, widest)
     doing = ranks[last].doing(now_us) if last in ranks else "has reported nothing of this iteration"
+    told = _told(call, claim, call_words(call.group.name, widest))
     return Wait(call.group, widest, f"{told}; rank {last} {doing}", waiting=True)
+
+
+def _told(call: _OpenCall, claim: Claim, where: str) -> str:
+    """Say how long a call has waited for whom, or that this is not known."""
+    waited = f"rank {call.rank} has waited {duration(claim.known_us)}"
+    if not claim.reason:
+        return f"{waited} for rank {claim.rank} in {where}"
+    if claim.known_us:
+        return f"{waited} or more for rank {claim.rank} in {where}; {claim.reason}"
+    return f"rank {call.rank} is in {where}, and rank {claim.rank} may have come; {claim.reason}"
 
 
 class _Rank:

@@ -213,7 +213,7 @@ class Coordinator(Room):
         now_s = time.monotonic()
         if now_s >= self._look_s:
             self._look_s = now_s + _LOOK_S
-            self._hinting.look(now_us=time.time_ns() // 1000)
+            self._hinting.look(now_us=time.time_ns() // 1000, now_s=now_s)
 
     def _work(self, *, retire: bool) -> None:
         if self._keeping is None or self._publishing is None:

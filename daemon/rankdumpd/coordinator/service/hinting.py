@@ -9,9 +9,12 @@ from collections.abc import Sequence
 from rankdump.contract.timeouts import TimeoutHint
 from rankdumpd.coordinator.gather import Gather
 from rankdumpd.coordinator.hints import HintState, hints_of, observed, waiting, warnings
+from rankdumpd.coordinator.hints.warning import Thing
 from rankdumpd.coordinator.publish.hint_file import write_hints
 from rankdumpd.coordinator.values import GlobalOrder, IterationView
 
+MAX_SAID = 256
+"""Things of a job of which it is remembered how they were said."""
 _LOG = logging.getLogger(__name__)
 
 
@@ -24,6 +27,7 @@ class Hinting:
         self._states: dict[str, HintState] = {}
         self._live: dict[str, tuple[TimeoutHint, ...]] = {}
         self._written: dict[str, tuple[str, ...]] = {}
+        self._said: dict[str, dict[Thing, str]] = {}
 
     def recall(self) -> None:
         """Take up the hints of jobs that are known from before."""
@@ -51,11 +55,11 @@ class Hinting:
             # The iteration is published whatever becomes of the hints.
             _LOG.exception("job %s: no hints", job_id, extra={"job": job_id})
 
-    def look(self, *, now_us: int) -> None:
+    def look(self, *, now_us: int, now_s: float) -> None:
         """See who waits at present; a job in which nobody does any more has no such hint."""
         found: defaultdict[str, list[TimeoutHint]] = defaultdict(list)
         roots: dict[str, str] = {}
-        for view in self._gather.waiting():
+        for view in self._gather.waiting(now_s=now_s):
             roots[view.job_id] = view.root
             state = self._states.get(view.job_id)
             found[view.job_id] += waiting(view, self._gather.facts(view.job_id), now_us, state)
@@ -68,14 +72,17 @@ class Hinting:
 
     def forget(self, job_id: str) -> None:
         """Forget a job."""
-        for known in (self._states, self._live, self._written):
+        for known in (self._states, self._live, self._written, self._said):
             known.pop(job_id, None)
 
     def _show(self, job_id: str, root: str = "") -> None:
         state = self._states.get(job_id, HintState())
         settled = hints_of(state, self._gather.facts(job_id))
         hints = (*settled, *self._live.get(job_id, ()))
-        said = warnings(hints)
+        before = self._said.get(job_id, {})
+        lines = warnings(hints, before)
+        self._said[job_id] = dict([*(before | lines).items()][-MAX_SAID:])
+        said = tuple(lines.values())
         if not self._gather.show(job_id, hints=hints, warnings=said) or not root:
             return
         # A wait grows all the time; the file is for people, who read what has been said.

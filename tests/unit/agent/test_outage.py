@@ -1,0 +1,40 @@
+"""What is said of a coordinator that takes nothing, and how long a stop waits for it."""
+
+from __future__ import annotations
+
+import datetime
+
+import pytest
+
+from rankdumpd.agent.report.outage import SAID_AFTER_S, Outage, hopeless, undelivered
+
+SINCE_S = datetime.datetime(2026, 11, 20, 9, 14, 3).timestamp()
+AWAY = Outage(SINCE_S, "connection refused", refused=False)
+REFUSED = Outage(SINCE_S, "the certificate of 'n' is revoked", refused=True)
+
+
+def test_one_sentence_says_what_is_not_delivered_since_when_and_why():
+    assert undelivered("c:7421", AWAY, items=1042, events=120_000) == (
+        "coordinator c:7421 cannot be reached since 2026-11-20 09:14:03: connection refused; "
+        "1,042 items with 120,000 events wait"
+    )
+    assert undelivered("c:7421", REFUSED, items=0, events=0) == (
+        "coordinator c:7421 refuses this agent since 2026-11-20 09:14:03: the certificate of 'n' "
+        "is revoked; nothing waits for it yet"
+    )
+
+
+@pytest.mark.parametrize(
+    ("outage", "after_s", "tried", "given_up"),
+    [
+        (None, 60.0, True, False),
+        (AWAY, SAID_AFTER_S, True, True),
+        (AWAY, SAID_AFTER_S, False, False),
+        (AWAY, SAID_AFTER_S / 2, True, False),
+        (REFUSED, 0.0, True, True),
+    ],
+)
+def test_who_does_not_answer_after_another_try_is_waited_for_no_longer(
+    outage: Outage | None, after_s: float, tried: bool, given_up: bool
+):
+    assert hopeless(outage, now_s=SINCE_S + after_s, tried=tried) is given_up

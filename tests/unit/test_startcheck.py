@@ -1,0 +1,104 @@
+"""What is said of certificates and keys that are not in order."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+
+import pytest
+from suites.authorities import Authority
+
+from rankdump.contract.errors import ConfigError
+from rankdump.wire.channel import Credentials
+from rankdumpd.settings import TlsSettings
+from rankdumpd.startcheck import doubts_about, key_doubt
+
+COORDINATOR = "coordinator.cluster:7421"
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    made = Authority(tmp_path_factory.mktemp("tls") / "ca")
+    for role in ("agent", "reader"):
+        made.issue(role, role)
+    made.issue_expired("expired", "agent")
+    return made
+
+
+def settings_of(shown: Credentials) -> TlsSettings:
+    return TlsSettings(shown.ca, shown.certificate, shown.key)
+
+
+def said(tls: TlsSettings, **more: str) -> list[str]:
+    return [doubt.text for doubt in doubts_about(tls, **more)]
+
+
+def test_certificates_in_order_and_none_at_all_are_fine(authority: Authority):
+    assert said(settings_of(authority.credentials("agent")), reports_to=COORDINATOR) == []
+    assert said(TlsSettings(), reports_to=COORDINATOR) == []
+
+
+def test_a_certificate_whose_time_is_over_is_said(authority: Authority):
+    shown = authority.credentials("expired")
+    assert said(settings_of(shown)) == [
+        f"the own certificate {shown.certificate} is not valid: certificate has expired"
+    ]
+
+
+def test_a_certificate_of_another_authority_is_said(authority: Authority, tmp_path: Path):
+    other = Authority(tmp_path / "ca")
+    shown = dataclasses.replace(authority.credentials("agent"), ca=str(other.store.certificate()))
+    (text,) = said(settings_of(shown))
+    assert text.startswith(f"the own certificate {shown.certificate} is not valid: ")
+
+
+def test_a_role_that_a_coordinator_does_not_take_is_said(authority: Authority):
+    shown = authority.credentials("reader")
+    assert said(settings_of(shown), reports_to=COORDINATOR) == [
+        f"certificate {shown.certificate} has the roles: reader; "
+        f"the coordinator at {COORDINATOR} takes reports from the role agent alone"
+    ]
+    assert said(settings_of(shown)) == said(settings_of(shown), reports_to="unix:/c.sock") == []
+
+
+def test_files_that_cannot_be_used_are_errors(authority: Authority, tmp_path: Path):
+    agent = settings_of(authority.credentials("agent"))
+    swapped = dataclasses.replace(agent, key=authority.credentials("reader").key)
+    with pytest.raises(ConfigError, match=r"reader\.key.*the key of .*agent\.pem"):
+        said(swapped)
+    with pytest.raises(ConfigError, match=r"gone\.pem.*a file that can be read"):
+        said(dataclasses.replace(agent, certificate=str(tmp_path / "gone.pem")))
+
+
+@pytest.mark.parametrize(
+    ("mode", "uid", "groups", "words"),
+    [
+        (0o600, os.getuid(), (), ""),
+        (0o640, os.getuid(), (os.getgid(),), ""),
+        (0o640, os.getuid(), (), "is open to others (mode 0640): chmod 0600 "),
+        (0o604, os.getuid(), (os.getgid(),), "is open to others (mode 0604): chmod 0600 "),
+    ],
+)
+def test_a_key_that_others_may_read_is_said(
+    tmp_path: Path, mode: int, uid: int, groups: tuple[int, ...], words: str
+):
+    key = tmp_path / "a.key"
+    key.touch()
+    key.chmod(mode)
+    text = key_doubt(key, uid=uid, groups=groups)
+    assert text == (f"private key {key} {words}{key}" if words else "")
+
+
+def test_a_key_of_somebody_else_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Root may own it, as in a container; no other user may."""
+    key = tmp_path / "a.key"
+    key.touch()
+    key.chmod(0o604)
+    found = key.stat()
+    own = os.stat_result((*found[:4], 12345, *found[5:10]))
+    monkeypatch.setattr(Path, "stat", lambda self: own)
+    assert key_doubt(key, uid=54321, groups=()) == (
+        f"private key {key} belongs to user 12345, who can replace it and is open to others "
+        f"(mode 0604): chmod 0600 {key}"
+    )
