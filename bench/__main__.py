@@ -18,8 +18,9 @@ NAMES = (
     "convert",
     "apidump",
     "diff",
+    "reading",
 )
-QUICK = ("diff",)
+QUICK = ("diff", "reading")
 """Those that have a small form, for tests."""
 
 

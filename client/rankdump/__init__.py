@@ -15,8 +15,6 @@ import importlib
 import os
 from typing import TYPE_CHECKING
 
-from rankdump.session import Session, attach, dump_start, dump_stop, limit, set_dump, step
-
 # Read when gRPC is loaded: its own lines, as on each fork, are no news for whoever runs the script.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
@@ -40,18 +38,25 @@ if TYPE_CHECKING:
 
     # The public name is the one that `h5py` and others of its kind have.
     from rankdump.reader import open as open  # noqa: A004
+    from rankdump.session import Session as Session
+    from rankdump.session import attach as attach
+    from rankdump.session import dump_start as dump_start
+    from rankdump.session import dump_stop as dump_stop
+    from rankdump.session import limit as limit
+    from rankdump.session import set_dump as set_dump
+    from rankdump.session import step as step
 else:
+    _HOMES = {"compare": "diff.run", "open": "reader"}
+    """Modules of the names that `session` has not."""
+    _MODULES = ("acl", "migrator", "tf")
 
     def __getattr__(name: str) -> object:
-        """Load what reads trees, and what speaks with CANN's words, when somebody asks for it."""
-        if name == "open":
-            from rankdump import reader
+        """Load what somebody asks for: reading a tree needs nothing of a session, nor gRPC."""
+        if name in _MODULES:
+            return importlib.import_module(f"{__name__}.{name}")
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(f"{__name__}.{_HOMES.get(name, 'session')}"), name)
 
-            return reader.open
-        if name == "compare":
-            from rankdump.diff.run import compare
-
-            return compare
-        if name in ("acl", "migrator", "tf"):
-            return importlib.import_module(f"rankdump.{name}")
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__, *_MODULES})

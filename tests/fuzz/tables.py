@@ -24,7 +24,6 @@ from rankdump.reader.ir import operators
 from rankdump.reader.tables import Recorded, rows
 from rankdumpd.coordinator.hints.state import HintState
 
-_KNOWN = Recorded({}, {})
 _OPERATOR = parsed("Add.Default_Add-op0.7.3.1700000000000000.csv")
 
 
@@ -34,7 +33,7 @@ def statistics(data: bytes) -> None:
     path = file_of(rest, "statistic.csv")
     operator = _OPERATOR if which else None
     table = Table(path.parent, path.name, 0, "Net", 0, 0, operator=operator)
-    for row in rows(table, _KNOWN):
+    for row in rows(table, Recorded(path.parent)):
         for item in ITEMS:
             row.number(item)
         assert row.finite in (True, False, None)

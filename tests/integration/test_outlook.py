@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from rankdump import reader
-from rankdump.contract.dialect.iterations import parse_iterations
 from rankdump.contract.forecast import forecast
+from rankdump.contract.iterations import parse_iterations
 from rankdump.contract.plan import Content, Selection
 from rankdump.contract.status import StatusView
 from rankdump.wire.v1 import agent_pb2

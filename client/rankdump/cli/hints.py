@@ -9,7 +9,6 @@ from pathlib import Path
 import click
 
 from rankdump import reader
-from rankdump.cli.ask import timeout_hints
 from rankdump.cli.options import TREE, coordinator_address
 from rankdump.cli.screen import say, show_table, table_width
 from rankdump.cli.table import Column, numbers, table
@@ -52,6 +51,9 @@ def hints(tree: Path | None, job_id: str | None, coordinator: str | None, as_jso
 def _read(tree: Path | None, coordinator: str | None, job_id: str) -> tuple[TimeoutHint, ...]:
     if tree is not None:
         return reader.read_hints(tree, job_id)
+    # With gRPC, which takes longer to load than a tree to answer.
+    from rankdump.cli.ask import timeout_hints
+
     address = coordinator_address(coordinator)
     return timeout_hints(address, job_id=job_id)
 

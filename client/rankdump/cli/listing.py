@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby
 from typing import TypeAlias
 
 from rankdump.cli.table import Column, numbers, table
@@ -60,10 +60,13 @@ def described(entries: Iterable[Entry]) -> list[Row]:
 def overview(tree: Tree, *, width: int) -> list[str]:
     """Return one line per rank and iteration, or per rank where that would be too many."""
     complete = {(m.status.rank, m.status.iteration) for m in tree.manifests}
-    groups = _grouped(tree.entries, by_iteration=True)
-    if len(groups) > MOST_GROUPS:
-        groups = _grouped(tree.entries, by_iteration=False)
-    rows = [_overview_row(group, complete) for group in groups[:MOST_GROUPS]]
+    places = tree.entries.by_place()
+    ranks = dict.fromkeys(place.rank for place in places)
+    if len(places) <= MOST_GROUPS:
+        groups = [(place.rank, [entries]) for place, entries in places.items()]
+    else:
+        groups = [(rank, [places[p] for p in places if p.rank == rank]) for rank in ranks]
+    rows = [_overview_row(rank, chain(*parts), complete) for rank, parts in groups[:MOST_GROUPS]]
     if len(groups) > MOST_GROUPS:
         rows.append(["..." for _ in _OVERVIEW_COLUMNS])
     return table(_OVERVIEW_COLUMNS, rows, width=width)
@@ -122,45 +125,40 @@ def table_noun(tree: Tree) -> str:
 
 def nothing(held: Sequence[Named]) -> str:
     """Return one sentence for a filter that left nothing: what there is to choose from."""
-    keys = [tensor.key for tensor in held]
-    iterations = ranges(key.iteration for key in keys if not key.constant)
+    iterations = ranges(tensor.key.iteration for tensor in held if not tensor.key.constant)
     operators = list(dict.fromkeys(tensor.op_name for tensor in held))
     named = ", ".join(map(label, operators[:_MOST_NAMED])) + (
         ", ..." * (len(operators) > _MOST_NAMED)
     )
     return (
-        f"no tensor matches: here are rank {ranges(key.rank for key in keys)}, "
-        f"graph {ranges(key.graph for key in keys)}, iteration {iterations or '-'}, "
+        f"no tensor matches: here are rank {ranges(tensor.key.rank for tensor in held)}, "
+        f"graph {ranges(tensor.key.graph for tensor in held)}, iteration {iterations or '-'}, "
         f"{counted(len(operators), 'operator')}: {named}"
     )
 
 
-def _grouped(entries: Sequence[Entry], *, by_iteration: bool) -> list[list[Entry]]:
-    def group_of(entry: Entry) -> tuple[int, int | None]:
-        return entry.key.rank, _iteration(entry) if by_iteration else 0
-
-    return [list(group) for _, group in groupby(entries, key=group_of)]
-
-
-def _iteration(entry: Entry) -> int | None:
-    return None if entry.key.constant else entry.key.iteration
-
-
-def _overview_row(group: list[Entry], complete: set[tuple[int, int]]) -> list[str]:
-    rank = group[0].key.rank
-    iterations = {entry.key.iteration for entry in group if not entry.key.constant}
+def _overview_row(rank: int, group: Iterable[Entry], complete: set[tuple[int, int]]) -> list[str]:
+    iterations: set[int] = set()
+    operators: set[tuple[int | None, str]] = set()
+    count = inputs = bytes_in = stored = 0
+    known = True
+    for entry in group:
+        key, length = entry.key, entry.bytes_in
+        operators.add((None if key.constant else key.iteration, entry.op_name))
+        if not key.constant:
+            iterations.add(key.iteration)
+        count += 1
+        inputs += key.side is Side.INPUT
+        known = known and length is not None
+        bytes_in += length or 0
+        stored += entry.taken_bytes
     unfinished = [i for i in iterations if (rank, i) not in complete]
-    inputs = sum(entry.key.side is Side.INPUT for entry in group)
-    sizes = [entry.bytes_in for entry in group]
-    known = None not in sizes
-    bytes_in = sum(each or 0 for each in sizes)
-    stored = sum(entry.taken_bytes for entry in group)
     return [
         str(rank),
         ranges(iterations) or "constants",
-        f"{len({(_iteration(entry), entry.op_name) for entry in group}):,}",
+        f"{len(operators):,}",
         f"{inputs:,}",
-        f"{len(group) - inputs:,}",
+        f"{count - inputs:,}",
         size(bytes_in) if known else "-",
         size(stored),
         ratio(bytes_in, stored) if known else "-",

@@ -22,7 +22,7 @@ from rankdump.cli.listing import (
 from rankdump.cli.options import FILTER_HINT, TREE, selecting
 from rankdump.cli.screen import say, show_table, table_width
 from rankdump.cli.text import counted, size
-from rankdump.reader import Entry, Query, Tree
+from rankdump.reader import Entries, Query, Tree
 
 _FIRST = 10
 _LIMIT = 100
@@ -41,8 +41,8 @@ def ls(tree: Path, query: Query, limit: int | None, digests: bool, as_json: bool
     the same bytes, type and shape have the same mark. Exit code 1 when something in the tree is
     damaged, or it is no tree.
     """
-    found = reader.walk(tree)
-    kept = [entry for entry in found.entries if query.keeps(entry)]
+    found = reader.walk(tree, query)
+    kept = found.entries if query.empty else found.entries.where(query.keeps)
     if as_json:
         rows = described(kept[: limit or None])
         click.echo(json.dumps(_as_json(found, rows, len(kept)), indent=1))
@@ -54,7 +54,7 @@ def ls(tree: Path, query: Query, limit: int | None, digests: bool, as_json: bool
     return 1 if reader.damaged(found) or any(row.damage for row in rows) or not found.ranks else 0
 
 
-def _show(tree: Tree, kept: list[Entry], rows: list[Row], *, brief: bool, digests: bool) -> None:
+def _show(tree: Tree, kept: Entries, rows: list[Row], *, brief: bool, digests: bool) -> None:
     width = table_width()
     if brief and rows:
         show_table(overview(tree, width=width))
@@ -68,22 +68,24 @@ def _show(tree: Tree, kept: list[Entry], rows: list[Row], *, brief: bool, digest
     say(["", _total(tree, kept)])
     if marks is not None:
         say([shared(kept, marks)])
-    if tree.entries and not kept:
-        say([nothing(tree.entries)])
+    if not kept:
+        every = reader.walk(tree.root).entries
+        say([nothing(every)] if every else [])
     if tree.tables:
         say([f"figures in {counted(len(tree.tables), table_noun(tree))}: rankdump stats"])
     say([row.damage for row in rows if row.damage])
     say(reader.findings(tree))
 
 
-def _total(tree: Tree, kept: list[Entry]) -> str:
+def _total(tree: Tree, kept: Entries) -> str:
     if not tree.ranks:
         return no_tree(tree)
     foreign = f"; {counted(tree.foreign, 'other file')} ignored" if tree.foreign else ""
-    if not tree.entries:
+    if not tree.entries and tree.whole:
         return f"{tree.root}: no tensor files{foreign}"
-    ranks = {entry.key.rank for entry in kept}
-    iterations = {entry.key.iteration for entry in kept if not entry.key.constant}
+    places = kept.by_place()
+    ranks = {place.rank for place in places}
+    iterations = {place.iteration for place in places if place.dated}
     stored = sum(entry.taken_bytes for entry in kept)
     held = f"of {counted(len(ranks), tree.unit)} in {counted(len(iterations), 'iteration')}"
     return f"{tree.root}: {counted(len(kept), 'tensor')} {held}, {size(stored)} on disk{foreign}"

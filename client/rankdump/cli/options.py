@@ -7,15 +7,18 @@ import re
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from rankdump.contract.addresses import DEFAULT_AGENT
-from rankdump.contract.dialect.iterations import parse_iterations
+from rankdump.contract.iterations import parse_iterations
 from rankdump.contract.key import Side
 from rankdump.contract.plan import Iterations
 from rankdump.reader import Query
-from rankdump.wire.channel import Credentials, credentials_in
+
+if TYPE_CHECKING:
+    from rankdump.wire.channel import Credentials
 
 DEFAULT_COORDINATOR = "127.0.0.1:7421"
 """Where a coordinator answers unless RANKDUMP_COORDINATOR says otherwise."""
@@ -112,4 +115,7 @@ def coordinator_address(given: str | None) -> str:
 
 def credentials() -> Credentials:
     """Return the certificates that the environment names; none are needed on this host."""
+    # Only who asks a daemon needs gRPC, which takes longer to load than most commands to answer.
+    from rankdump.wire.channel import credentials_in
+
     return credentials_in(os.environ)

@@ -12,7 +12,6 @@ from typing import Any
 import click
 
 from rankdump import reader
-from rankdump.cli.ask import global_order, order_findings
 from rankdump.cli.options import TREE, coordinator_address, iterations_of
 from rankdump.cli.screen import say, show_table, table_width
 from rankdump.cli.table import Column, numbers, table
@@ -116,6 +115,9 @@ def _of_tree(tree: Path, job_id: str, wants: _Wants, findings_only: bool) -> _So
 def _of_coordinator(
     coordinator: str | None, job_id: str, wants: _Wants, findings_only: bool
 ) -> _Source:
+    # With gRPC, which takes longer to load than a tree to answer.
+    from rankdump.cli.ask import global_order, order_findings
+
     address = coordinator_address(coordinator)
     findings = order_findings(address, job_id=job_id)
     entries = global_order(address, job_id=job_id, graph=wants.graph)

@@ -91,7 +91,7 @@ def stats(
     From a table of figures where there is one, else computed from the tensors. Exit code 1 when
     something is damaged or there is no tree; NaN and infinities alone are no failure.
     """
-    found = reader.walk(tree)
+    found = reader.walk(tree, query)
     survey, seen = Survey(found, query, decide=nonfinite), _Seen()
     rows = (row for row in seen.passing(survey) if row.finite is False or not nonfinite)
     ordered = rows if by == "order" else iter(sorted(rows, key=lambda row: _extreme(row, by)))
@@ -161,7 +161,7 @@ def _sentences(tree: Tree, seen: _Seen, *, whole: bool) -> list[str]:
     if not tree.ranks:
         return [no_tree(tree)]
     if not seen.count:
-        return [nothing(reader.named(tree, lambda tensor: True))]
+        return [nothing(reader.named(reader.walk(tree.root), lambda tensor: True))]
     source = f"from {table_noun(tree)}s"
     sources = (seen.tabled, source), (seen.computed, "computed from the tensors")
     said = ", ".join(f"{count:,} {source}" for count, source in sources if count)

@@ -8,14 +8,11 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console
-from rich.live import Live
-from rich.text import Text
 
 from rankdump import reader
-from rankdump.cli.ask import agent_status, job_status
 from rankdump.cli.job_view import job_lines
 from rankdump.cli.options import TREE, agent_address, coordinator_address
 from rankdump.cli.ranks import status_table
@@ -26,6 +23,9 @@ from rankdump.cli.text import paragraph
 from rankdump.contract.errors import UnavailableError
 from rankdump.contract.status import StatusView
 from rankdump.contract.timeouts import hint_to_json
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _REFRESH_S = 1.0
 _FEWEST_RANKS = 8
@@ -84,6 +84,9 @@ def _looker(
 ) -> Callable[[], StatusView]:
     if tree is not None:
         return lambda: reader.status(tree)
+    # With gRPC, which takes longer to load than a tree to answer.
+    from rankdump.cli.ask import agent_status, job_status
+
     named = coordinator or os.environ.get("RANKDUMP_COORDINATOR")
     if agent is None and (named or job_id):
         address = coordinator_address(coordinator)
@@ -99,6 +102,10 @@ def _lines_below(view: StatusView) -> list[str]:
 
 
 def _watch(look: Callable[[], StatusView]) -> int:
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
     console = Console(highlight=False)
     try:
         # On the alternate screen a table that grows leaves nothing behind.

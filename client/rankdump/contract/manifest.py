@@ -24,6 +24,7 @@ _REMEMBERED = 1 << 14
 _text = json.encoder.encode_basestring_ascii
 _UNSAID = {"timestamp_us": 0, "member": ""}
 """What manifests of before there were rows do not say."""
+_RECORDS = b', "records": [\n'
 _SEAL = re.compile(rb', "crc32": ([0-9]{1,10})\}\Z')
 _UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError)
 
@@ -94,22 +95,35 @@ class Manifest:
     def from_json(data: bytes) -> Manifest:
         """Read the file's bytes back; DamagedError when they are anything else."""
         try:
-            body: dict[str, Any] = json.loads(data)
-            if body["version"] != MANIFEST_VERSION:
-                raise ValueError(f"version {body['version']}, this reader knows {MANIFEST_VERSION}")
-            for name in ("world_size", "device"):
-                _check(name, int, body[name])
-            _check("host", str, body["host"])
-            return Manifest(
-                status=_status(body["status"]),
-                world_size=body["world_size"],
-                device=body["device"],
-                host=body["host"],
-                records=_records(body["records"]),
-                session=_session(body.get("session")),
-            )
+            return _manifest(json.loads(data))
         except _UNREADABLE as error:
             raise DamagedError(f"manifest cannot be read: {error}") from None
+
+    @staticmethod
+    def head(line: bytes) -> Manifest | None:
+        """Return what the first line of a file says, which is all but its records.
+
+        None when the line does not end where they begin: `to_json` did not write it.
+        """
+        if not line.endswith(_RECORDS):
+            return None
+        return Manifest.from_json(line.removesuffix(b"\n") + b"]}")
+
+
+def _manifest(body: dict[str, Any]) -> Manifest:
+    if body["version"] != MANIFEST_VERSION:
+        raise ValueError(f"version {body['version']}, this reader knows {MANIFEST_VERSION}")
+    for name in ("world_size", "device"):
+        _check(name, int, body[name])
+    _check("host", str, body["host"])
+    return Manifest(
+        status=_status(body["status"]),
+        world_size=body["world_size"],
+        device=body["device"],
+        host=body["host"],
+        records=_records(body["records"]),
+        session=_session(body.get("session")),
+    )
 
 
 def intact(data: bytes) -> bool:

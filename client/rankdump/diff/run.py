@@ -132,7 +132,7 @@ def _side(
     label = str(dump.root) + "".join(f" {name} {given[name]}" for name in own if name in given)
     filters = cast("Filters", given)
     left = dump.where(**filters) if filters else dump
-    notes.extend(dump.problems)
+    notes.extend(left.problems)
     gone = set(left.retired)
     found = programs_of(left, notes)
     # While files go, some of them are there; rows that stay are whole.

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rankdump.fsck.manifests import held_manifests, retired_places
+from rankdump.fsck.names import check_names
 from rankdump.fsck.pool import checked
 from rankdump.fsck.rows import check_rows
 from rankdump.fsck.scan import scan
@@ -28,8 +29,9 @@ def check_tree(
     gone = retired_places(root, everything, damages) - complete
     damages += around(everything, manifests, hidden, gone)
     damages += (_cut(held) for held in hidden)
-    if manifests:
-        damages += check_rows(root, everything, manifests)
+    damages += (
+        check_rows(root, everything, manifests) if manifests else check_names(root, everything)
+    )
     jobs = jobs_of(manifests, {seen.path: seen for seen in everything}, damages)
     results: list[Checked] = []
     for result in checked(root, jobs, workers):

@@ -4,6 +4,7 @@ from rankdump.reader.balance import damaged, findings, status, status_of
 from rankdump.reader.bins import described, load_member
 from rankdump.reader.blocks import FileElements, Opened, opened
 from rankdump.reader.collector import collector_paused
+from rankdump.reader.columns import Entries
 
 # The public name is the one that `h5py` and others of its kind have.
 from rankdump.reader.dump import Dump
@@ -28,6 +29,7 @@ from rankdump.reader.walk import walk
 __all__ = [
     "Described",
     "Dump",
+    "Entries",
     "Entry",
     "Facts",
     "Figures",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TypeAlias
 
@@ -14,8 +14,9 @@ from rankdump.contract.key import TensorKey
 from rankdump.contract.layout import api_tree
 from rankdump.contract.layout.api_info import SUMMARY, element_of
 from rankdump.contract.layout.api_name import place_of
+from rankdump.contract.manifest import Manifest
 from rankdump.contract.statistics import ITEMS, MD5
-from rankdump.reader.entry import Table, Tree
+from rankdump.reader.entry import Table
 from rankdump.reader.figures import Figures
 from rankdump.reader.infos import Noted, read_info
 from rankdump.reader.manifests import Said
@@ -26,18 +27,16 @@ ByName: TypeAlias = "Mapping[tuple[int, int, str], list[Said]]"
 """What manifests say of a tensor of an api dump, by rank, iteration and name."""
 
 
-def named_calls(tree: Tree) -> ByName:
-    """Return what the manifests of api dumps say."""
+def named_calls(manifests: Iterable[Manifest]) -> ByName:
+    """Return what the manifests of an api dump say."""
     found: defaultdict[tuple[int, int, str], list[Said]] = defaultdict(list)
-    ranks = {table.rank for table in tree.tables if table.info}
-    for manifest in tree.manifests:
+    for manifest in manifests:
         status = manifest.status
-        if status.rank in ranks:
-            for record in manifest.records:
-                place = place_of(record.argument)
-                if place is not None:
-                    name = api_tree.spelt(record.op_name, place)
-                    found[status.rank, status.iteration, name].append((status, record))
+        for record in manifest.records:
+            place = place_of(record.argument)
+            if place is not None:
+                name = api_tree.spelt(record.op_name, place)
+                found[status.rank, status.iteration, name].append((status, record))
     return found
 
 

@@ -22,7 +22,7 @@ from rankdump.reader.walk import walk
 
 def status(root: Path) -> StatusView:
     """Return what the manifests of a tree say of the job, and what the tree lacks."""
-    return status_of(walk(root))
+    return status_of(walk(root, balances_only=True))
 
 
 def status_of(tree: Tree) -> StatusView:
@@ -50,10 +50,10 @@ def damaged(tree: Tree) -> bool:
 
 
 def _whole(tree: Tree) -> tuple[str, ...]:
+    # Of a part nobody can tell what is missing beside it.
+    absences = (_missing_ranks, _empty_ranks, _gaps) if tree.whole else ()
     return (
-        *_missing_ranks(tree),
-        *_empty_ranks(tree),
-        *_gaps(tree),
+        *(sentence for finds in absences for sentence in finds(tree)),
         *retired_sentences(tree.gone),
         *tree.problems,
     )
@@ -83,11 +83,10 @@ def _unfinished(tree: Tree) -> list[IterationStatus]:
     complete = {(m.status.rank, m.status.iteration) for m in tree.manifests} | tree.gone
     stored: Counter[tuple[int, int]] = Counter()
     size: Counter[tuple[int, int]] = Counter()
-    for entry in tree.entries:
-        place = (entry.key.rank, entry.key.iteration)
-        if not entry.key.constant and place not in complete:
-            stored[place] += 1
-            size[place] += entry.stored_bytes
+    for (rank, dated, iteration), entries in tree.entries.by_place().items():
+        if dated and (rank, iteration) not in complete:
+            stored[rank, iteration] = len(entries)
+            size[rank, iteration] = entries.stored_bytes
     for table in tree.tables:
         if _counts(table) and (table.rank, table.iteration) not in complete:
             stored[table.rank, table.iteration] += 0  # named, whether or not it has files
@@ -129,7 +128,8 @@ def _missing_ranks(tree: Tree) -> list[str]:
 
 
 def _empty_ranks(tree: Tree) -> list[str]:
-    known = {entry.key.rank for entry in tree.entries} | {table.rank for table in tree.tables}
+    known = {place.rank for place in tree.entries.by_place()}
+    known |= {table.rank for table in tree.tables}
     known |= {rank for rank, _ in tree.gone}
     empty = set(tree.ranks) - known - {manifest.status.rank for manifest in tree.manifests}
     return [f"{tree.unit} {ranges(empty)}: a folder without tensors"] if empty else []
@@ -140,9 +140,9 @@ def _gaps(tree: Tree) -> list[str]:
     have: dict[int, set[int]] = {}
     for manifest in tree.manifests:
         have.setdefault(manifest.status.rank, set()).add(manifest.status.iteration)
-    for entry in tree.entries:
-        if not entry.key.constant:
-            have.setdefault(entry.key.rank, set()).add(entry.key.iteration)
+    for place in tree.entries.by_place():
+        if place.dated:
+            have.setdefault(place.rank, set()).add(place.iteration)
     for table in tree.tables:
         if _counts(table):
             have.setdefault(table.rank, set()).add(table.iteration)

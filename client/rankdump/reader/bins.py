@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rankdump import dumpdata
 from rankdump.contract.dtypes import ELEMENT_TYPES, as_stored
 from rankdump.contract.dump_types import format_word
 from rankdump.contract.dumpdata import OpInput, OpOutput
@@ -29,6 +28,9 @@ def described(path: Path) -> Iterator[tuple[Side, int, Described]]:
 
     Slots that were not dumped have a place and nothing in it.
     """
+    # With protobuf, which a tree without bin files is read without.
+    from rankdump import dumpdata
+
     header = dumpdata.open_header(path)
     sides = (Side.INPUT, header.input), (Side.OUTPUT, header.output)
     for side, parts in sides:
@@ -62,6 +64,8 @@ def load_member(path: Path, member: str, record: ManifestRecord | None) -> npt.N
     DamagedError when it is not there or not what it should be, UnsupportedError for elements
     that are no numbers.
     """
+    from rankdump import dumpdata
+
     file = dumpdata.open_bin(path)
     for payload in file.payloads:
         part = payload.part
@@ -85,6 +89,8 @@ def _array(
         tensor = np.frombuffer(as_stored(record.dtype, data), dtype=element.descr)
         tensor.flags.writeable = False
         return tensor.reshape(record.shape)
+    from rankdump import dumpdata
+
     tensor = dumpdata.array(part, data)
     # CANN has no scalars.
     scalar = record is not None and record.shape == () and tensor.shape == (1,)

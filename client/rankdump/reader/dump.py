@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from os import PathLike, fspath
 from pathlib import Path
@@ -14,10 +14,12 @@ import numpy.typing as npt
 from rankdump.contract.errors import DamagedError
 from rankdump.contract.key import TensorKey
 from rankdump.contract.layout import cann_name
-from rankdump.contract.layout.folders import FORMS
+from rankdump.contract.layout.folders import FORMS, RANK_FOLDER
 from rankdump.contract.layout.mindspore_sync import readable
 from rankdump.contract.layout.profile import PROFILES
+from rankdump.contract.plan import Iterations
 from rankdump.reader.calls import backward_of
+from rankdump.reader.columns import Entries, PlaceInTime, place_of
 from rankdump.reader.entry import Entry, Table, Tree
 from rankdump.reader.figures import Figures
 from rankdump.reader.ir import Frame
@@ -25,7 +27,7 @@ from rankdump.reader.load import load
 from rankdump.reader.locate import root_of
 from rankdump.reader.query import Named, Query, selected
 from rankdump.reader.source import called_from, graph_files
-from rankdump.reader.tables import named, recorded, rows
+from rankdump.reader.tables import Recorded, named, rows
 from rankdump.reader.walk import walk
 
 if TYPE_CHECKING:
@@ -37,26 +39,50 @@ if TYPE_CHECKING:
 def open_dump(path: str | PathLike[str]) -> Dump:
     """Return the dump that stands in a folder; DamagedError when the folder holds none."""
     root = Path(fspath(path))
-    tree = walk(root)
-    if tree.ranks:
-        return Dump(tree)
     if not root.is_dir():
         raise DamagedError(f"{root}: no such folder; expected one that holds {FORMS}")
+    source = _Source(root)
+    try:
+        named = any(RANK_FOLDER.fullmatch(each.name) for each in root.iterdir())
+    except OSError as error:
+        raise DamagedError(f"{root}: cannot be read: {error.strerror}") from None
+    # Folders of devices are told from others by what is in them.
+    if named or source.tree(()).ranks:
+        return Dump(source)
     meant = root_of(root)
     hint = f"; did you mean {meant}?" if meant else ""
     raise DamagedError(f"{root}: not a dump tree: no folder {FORMS} in it{hint}")
 
 
+class _Source:
+    """What has been read of a tree, for all dumps that are parts of one."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._trees: dict[tuple[Query, ...], Tree] = {}
+
+    def tree(self, queries: tuple[Query, ...]) -> Tree:
+        """Return at least what the queries ask for, read when it is asked for first."""
+        asked = tuple(query.places for query in queries if not query.places.empty)
+        for count in range(len(asked) + 1):  # what a part is a part of may have been read
+            if asked[:count] in self._trees:
+                return self._trees[asked[:count]]
+        return self._trees.setdefault(asked, walk(self.root, *asked))
+
+
 class Dump:
     """The tensors of a tree, or those of them that `where` left.
+
+    What is asked for is read when it is asked for first: `where(rank=0)` opens no other rank.
 
     Filters are the keywords of `where`, everywhere: `rank`, `graph`, `iteration` (a number, or
     text as `0|2-3`), `operator` (a glob over name or type, or a compiled expression found
     anywhere in the name), `op_type` (a glob), `side`.
     """
 
-    def __init__(self, tree: Tree, queries: tuple[Query, ...] = ()) -> None:
-        self._tree, self._queries = tree, queries
+    def __init__(self, source: _Source, queries: tuple[Query, ...] = ()) -> None:
+        self._source, self._queries = source, queries
+        self._by_key: dict[PlaceInTime, Mapping[TensorKey, list[Entry]]] = {}
 
     def __repr__(self) -> str:
         count, unit = len(self.ranks), self._tree.unit
@@ -65,7 +91,7 @@ class Dump:
     @property
     def root(self) -> Path:
         """The folder that holds those of ranks, times or devices."""
-        return self._tree.root
+        return self._source.root
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -74,7 +100,7 @@ class Dump:
 
     def where(self, **filters: Unpack[Filters]) -> Dump:
         """Return the part of this dump that the filters leave; ConfigError for a bad one."""
-        return Dump(self._tree, (*self._queries, selected(filters))) if filters else self
+        return Dump(self._source, (*self._queries, selected(filters))) if filters else self
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -148,7 +174,7 @@ class Dump:
         dump = self.where(**filters)
         if not self._tree.tables:
             return []
-        known = recorded(self._tree)
+        known = Recorded(self._tree.root)
         return [
             row
             for table in self._tree.tables
@@ -174,21 +200,31 @@ class Dump:
                         found.setdefault(backward, operator.frames)
         return found
 
-    @cached_property
-    def _entries(self) -> tuple[Entry, ...]:
-        every = self._tree.entries
-        return tuple(filter(self._keeps, every)) if self._queries else every
+    @property
+    def _tree(self) -> Tree:
+        return self._source.tree(self._queries)
 
     @cached_property
-    def _named(self) -> tuple[Entry | Figures, ...]:
+    def _entries(self) -> Entries:
+        every = self._tree.entries
+        return every.where(self._keeps) if self._queries else every
+
+    @cached_property
+    def _named(self) -> Sequence[Entry | Figures]:
         return named(self._tree, self._keeps)
 
-    @cached_property
-    def _by_key(self) -> Mapping[TensorKey, list[Entry]]:
-        found: defaultdict[TensorKey, list[Entry]] = defaultdict(list)
-        for entry in self._entries:
-            found[_timeless(entry.key)].append(entry)
-        return found
+    def _keyed(self, place: PlaceInTime) -> Mapping[TensorKey, list[Entry]]:
+        """Return the tensors of a place by their keys, which are held from then on."""
+        if place not in self._by_key:
+            at = place.iteration
+            iterations = Iterations(str(at), ((at, at),)) if place.dated else None
+            query = Query(rank=place.rank, iterations=iterations)
+            found: defaultdict[TensorKey, list[Entry]] = defaultdict(list)
+            for entry in self._source.tree((*self._queries, query)).entries:
+                if query.keeps(entry) and self._keeps(entry):
+                    found[_timeless(entry.key)].append(entry)
+            self._by_key[place] = found
+        return self._by_key[place]
 
     def _keeps(self, tensor: Named) -> bool:
         return all(query.keeps(tensor) for query in self._queries)
@@ -205,7 +241,7 @@ class Dump:
     def _entry(self, key: TensorKey) -> Entry:
         keys = (*(readable(key, profile) for profile in PROFILES.values()), cann_name.readable(key))
         spelt = dict.fromkeys(map(_timeless, keys))
-        found = [entry for name in spelt for entry in self._by_key.get(name, ())]
+        found = [entry for name in spelt for entry in self._keyed(place_of(name)).get(name, ())]
         if not found:
             where = f"rank {key.rank}, graph {key.graph}, iteration {key.iteration}"
             raise DamagedError(

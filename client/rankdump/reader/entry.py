@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from rankdump.codec import codec_of
 from rankdump.contract.key import TensorKey
 from rankdump.contract.layout.file_name import FileName
 from rankdump.contract.manifest import Manifest, ManifestRecord
 from rankdump.contract.retired import Retired
+
+if TYPE_CHECKING:
+    from rankdump.reader.columns import Entries
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,14 +135,15 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """Everything a walk found."""
+    """What a walk found."""
 
     root: Path
     ranks: tuple[int, ...]
     """Ranks that have a folder, with or without tensors; devices where there are no ranks."""
-    entries: tuple[Entry, ...]
+    entries: Entries
     """Sorted by rank, iteration and time; the constants of a rank stand first."""
     manifests: tuple[Manifest, ...]
+    """Without their records: those of files are the entries'."""
     tables: tuple[Table, ...] = ()
     """Sorted by rank, iteration and time; those of constants stand first."""
     foreign: int = 0
@@ -150,6 +154,8 @@ class Tree:
     """The ranks are the numbers of devices: no folder of a rank is there."""
     retired: frozenset[Retired] = frozenset()
     """What was removed on purpose, of ranks that have a folder."""
+    whole: bool = True
+    """Without this only some ranks, graphs or iterations were asked for, and only those read."""
 
     @property
     def gone(self) -> set[tuple[int, int]]:

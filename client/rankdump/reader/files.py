@@ -45,16 +45,16 @@ class File(NamedTuple):
 
 
 def entries_of(
-    root: Path, files: Iterable[File], known: Manifested, problems: list[str]
+    root: Path, files: Iterable[File], known: Manifested, problems: list[str], *, stepped: bool
 ) -> list[Entry]:
     """Return the tensors of files, each once; what cannot be read is a problem.
 
     Tensors of an operator may stand in its file and in files of their own, where whoever joined
-    them was interrupted: the joined ones count.
+    them was interrupted: the joined ones count. With `stepped`, info files have real steps.
     """
     entries: list[Entry] = []
     bins: list[File] = []
-    placed = Placed(root, stepped=known.known)
+    placed = Placed(root, stepped=stepped)
     for file in files:
         if file.folder.names is Names.API:
             entries.append(_of_call(root, file, known, placed))

@@ -6,12 +6,17 @@ from pathlib import Path
 
 from rankdump.contract.errors import DamagedError
 from rankdump.contract.layout.folders import DEEPEST, Folder, Names, folder_at
-from rankdump.contract.layout.mindspore_sync import MANIFEST_FOLDER
 from rankdump.contract.layout.place import MAPPING_FILE
 from rankdump.contract.layout.reading import file_in
+from rankdump.contract.manifest import Manifest
 from rankdump.reader.entry import Entry
 from rankdump.reader.files import File, entries_of
-from rankdump.reader.manifests import Manifested, read_manifests
+from rankdump.reader.manifests import (
+    Manifested,
+    manifest_files,
+    ranks_with_manifests,
+    read_manifests,
+)
 from rankdump.reader.names import long_names
 from rankdump.reader.walk import place_in_time
 
@@ -31,7 +36,9 @@ def locate(path: Path) -> tuple[Entry, ...]:
             relative = full.relative_to(root).as_posix()
             file = File(folder, relative, says, full.stat().st_size, name)
             problems: list[str] = []
-            entries = entries_of(root, [file], _manifests(root, folder), problems)
+            manifests = _manifests(root, folder)
+            known, stepped = Manifested(manifests), bool(manifests)
+            entries = entries_of(root, [file], known, problems, stepped=stepped)
             if problems:
                 raise DamagedError(problems[0])
             return tuple(sorted(entries, key=place_in_time))
@@ -51,17 +58,13 @@ def _roots(folder: Path) -> list[tuple[Path, Folder]]:
         below = folder_at(full.relative_to(root).as_posix())
         if below is not None:
             found.append((root, below))
-    return sorted(found, key=lambda each: not _ranks_with_manifests(each[0]))
+    return sorted(found, key=lambda each: not ranks_with_manifests(each[0]))
 
 
-def _ranks_with_manifests(root: Path) -> list[str]:
-    return sorted(path.parents[1].name for path in root.glob(f"rank*/{MANIFEST_FOLDER}"))
-
-
-def _manifests(root: Path, folder: Folder) -> Manifested:
-    ranks = _ranks_with_manifests(root) if folder.device else [folder.base]
+def _manifests(root: Path, folder: Folder) -> list[Manifest]:
+    ranks = ranks_with_manifests(root) if folder.device else [folder.base]
     # A constant is in the manifest of whichever iteration it was first seen in.
-    undated = folder.constant or folder.iteration is None
-    pattern = "*.json" if undated else f"iteration_{folder.iteration}.*.json"
+    every = None if folder.constant else folder.iteration
     # What of them cannot be read says nothing of this file.
-    return Manifested(read_manifests(root, ranks, [], pattern=pattern))
+    files = [file for rank in ranks for file in manifest_files(root, rank, [])]
+    return list(read_manifests((f for f in files if every in (None, f.iteration)), []))

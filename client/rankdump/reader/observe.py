@@ -1,4 +1,4 @@
-"""What the iterations of a tree took, by its manifests and by the sizes of its files."""
+"""What the iterations of a tree took, by its manifests; of other files by their sizes."""
 
 from __future__ import annotations
 
@@ -6,91 +6,169 @@ import os
 import stat
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
 from rankdump.contract.errors import DamagedError
 from rankdump.contract.forecast import DiskRoom, Observed, Taken, largest, total
 from rankdump.contract.layout.api_tree import info_files_of
-from rankdump.contract.layout.folders import folder_at
-from rankdump.contract.layout.mindspore_sync import (
-    GRAPH_FOLDER,
-    MANIFEST_FOLDER,
-    METADATA_FOLDER,
-    ORDER_FOLDER,
-)
-from rankdump.contract.layout.place import MAPPING_FILE
-from rankdump.contract.manifest import Manifest, manifest_name
+from rankdump.contract.layout.folders import RANK_FOLDER, folder_at
+from rankdump.contract.layout.mindspore_sync import GRAPH_FOLDER, METADATA_FOLDER, ORDER_FOLDER
+from rankdump.contract.manifest import Manifest, ManifestRecord
 from rankdump.reader.entry import Table
-from rankdump.reader.walk import walk
+from rankdump.reader.manifests import manifest_files, read_manifests
+from rankdump.reader.places import Places
+from rankdump.reader.walk import tables_of
 
 _FOLDER_BYTES = 4096
+_REMEMBERED = 1 << 10
+_NOTHING = "no iteration with tensors is complete"
 
 
 @dataclass(slots=True)
 class _Weighing:
-    """Files and folders, each counted once however often it is named."""
+    """Files of some part of a tree, their folders, and when its tensors came."""
 
     root: Path
     block_bytes: int
-    files: int = 0
-    stored: int = 0
-    disk: int = 0
-    inodes: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
+    sizes: defaultdict[str, int] = field(default_factory=lambda: defaultdict[str, int](int))
+    """Of each file; 0 for a link to another one, which takes no room."""
     folders: set[str] = field(default_factory=set[str])
+    tensors: int = 0
+    bytes_in: int = 0
+    stamps: list[int] = field(default_factory=list[int])
 
-    def add(self, path: str) -> None:
-        """Count a file with the folder it stands in; one that is gone takes nothing."""
-        try:
+    def tensor(self, record: ManifestRecord) -> None:
+        """Count a tensor by what its manifest says; those of one file add up to its size."""
+        self.tensors += 1
+        self.bytes_in += record.bytes_in
+        self.stamps.append(record.timestamp_us)
+        if record.path:
+            self.sizes[record.path] += record.bytes_stored
+            self.folders.add(record.path.rpartition("/")[0])
+
+    def file(self, path: str) -> None:
+        """Count a file that no manifest names, of a folder its parent; what is gone is nothing."""
+        with suppress(OSError):
             facts = os.lstat(self.root / path)
-        except OSError:
-            return
-        inode = facts.st_dev, facts.st_ino
-        self.folders.add(path.rpartition("/")[0])
-        if stat.S_ISREG(facts.st_mode) and inode not in self.inodes:
-            self.inodes.add(inode)
-            self.files += 1
-            self.stored += facts.st_size
-            self.disk += -(-facts.st_size // self.block_bytes) * self.block_bytes
+            self.folders.add(path.rpartition("/")[0])
+            if stat.S_ISREG(facts.st_mode):
+                self.sizes[path] = facts.st_size
 
-    def taken(self, *, folders: int, tensors: int, bytes_in: int) -> Taken:
-        """Return what was counted."""
-        room = self.disk + folders * _FOLDER_BYTES
-        return Taken(tensors, self.files, folders, bytes_in, self.stored, room)
+    def taken(self, *, folders: int = 0, stall_us: int = 0) -> Taken:
+        """Return what was counted, with so many folders."""
+        sizes = [size for size in self.sizes.values() if size]
+        blocks = sum(-(-size // self.block_bytes) for size in sizes)
+        return Taken(
+            tensors=self.tensors,
+            files=len(sizes),
+            folders=folders,
+            bytes_in=self.bytes_in,
+            bytes_stored=sum(sizes),
+            disk_bytes=blocks * self.block_bytes + folders * _FOLDER_BYTES,
+            stall_us=stall_us,
+            wall_us=max(self.stamps, default=0) - min(self.stamps, default=0),
+        )
+
+
+class _Observing:
+    """What is known of a tree while its manifests are read, one after the other."""
+
+    def __init__(self, root: Path) -> None:
+        self._root, self._block_bytes = root, os.statvfs(root).f_frsize
+        self._ranks: defaultdict[int, dict[int, Taken]] = defaultdict(dict)
+        """What an iteration took, by rank."""
+        self._tables = defaultdict[int, _Weighing](self._weighing)
+        self._folders: defaultdict[int, set[str]] = defaultdict(set)
+        self._once, self._grown = self._weighing(), self._weighing()
+
+    def manifest(self, manifest: Manifest, path: Path) -> None:
+        """Count what a manifest says, and its file."""
+        status, own = manifest.status, self._weighing()
+        for record in manifest.records:
+            constant = _constant(record.path.rpartition("/")[0])
+            (self._once if constant else own).tensor(record)
+        self._add_folders(status.iteration, own)
+        own.file(path.relative_to(self._root).as_posix())
+        self._ranks[status.iteration][status.rank] = own.taken(stall_us=status.stall_us)
+
+    def table(self, table: Table) -> None:
+        """Count a table, which belongs to an iteration or grows in each of them."""
+        if table.dated and not table.constant:
+            self._tables[table.iteration].file(table.relative)
+        elif not table.constant:
+            self._grown.file(table.relative)
+            files = info_files_of(table.relative.rpartition("/")[2])
+            if files is not None:
+                self._grown.file(f"{table.folder}/{files.stacks}")
+
+    def folder(self, path: str, iteration: int) -> None:
+        """Count the tables of the folder of an iteration, and the one of its long names."""
+        for file in (self._root / path).iterdir():
+            if file.suffix == ".csv":
+                self._tables[iteration].file(f"{path}/{file.name}")
+
+    def metadata(self, ranks: Iterable[str]) -> None:
+        """Count what stands beside the tensors of ranks, without the manifests."""
+        for rank in ranks:
+            for folder in (METADATA_FOLDER, ORDER_FOLDER, GRAPH_FOLDER):
+                for path in _files(self._root, f"{rank}/{folder}"):
+                    self._once.file(path)
+
+    def observed(self) -> Observed:
+        """Return what was seen; DamagedError where no iteration with tensors is complete."""
+        ranks = max(map(len, self._ranks.values()), default=0)
+        whole = [
+            total((*of.values(), self._beside(iteration)))
+            for iteration, of in self._ranks.items()
+            if len(of) == ranks and any(taken.tensors for taken in of.values())
+        ]
+        if not whole:
+            raise DamagedError(f"{self._root}: {_NOTHING}")
+        grown = self._grown.taken()
+        share = grown.bytes_stored // len(self._ranks)
+        each = total((largest(whole), Taken(bytes_stored=share, disk_bytes=share)))
+        once = self._once.taken(folders=len(self._once.folders))
+        return Observed(len(whole), ranks, each, total((once, Taken(files=grown.files))))
+
+    def _beside(self, iteration: int) -> Taken:
+        """Return what its tables and folders take."""
+        tables = self._tables[iteration]
+        self._add_folders(iteration, tables)
+        return tables.taken(folders=len(self._folders[iteration]))
+
+    def _add_folders(self, iteration: int, weighing: _Weighing) -> None:
+        self._folders[iteration] |= {path for path in weighing.folders if _dated(path)}
+
+    def _weighing(self) -> _Weighing:
+        return _Weighing(self._root, self._block_bytes)
 
 
 def observe(root: Path) -> Observed:
     """Return what one iteration of a tree takes, over all ranks that are in it.
 
-    DamagedError where no iteration of it is complete.
+    Files that a manifest names are not looked at. DamagedError where no iteration of it is
+    complete.
     """
-    tree = walk(root)
-    by_iteration: defaultdict[int, dict[int, Manifest]] = defaultdict(dict)
-    for manifest in tree.manifests:
-        by_iteration[manifest.status.iteration][manifest.status.rank] = manifest
-    ranks = max(map(len, by_iteration.values()), default=0)
-    whole = [of for of in by_iteration.values() if len(of) == ranks and _kept(of)]
-    if not whole:
-        raise DamagedError(f"{root}: no iteration with tensors is complete")
-    block_bytes = os.statvfs(root).f_frsize
-    tables: defaultdict[int, list[str]] = defaultdict(list)
-    for table in tree.tables:
-        if table.dated and not table.constant:
-            tables[table.iteration].append(table.relative)
-    seen: set[tuple[int, int]] = set()
-    each: list[Taken] = []
-    for of in sorted(whole, key=lambda of: next(iter(of.values())).status.iteration):
-        weighing = _Weighing(root, block_bytes, inodes=seen)
-        each.append(_iteration(weighing, of, tables))
-    grown = _Weighing(root, block_bytes, inodes=seen)
-    for path in _growing(tree.tables):
-        grown.add(path)
-    share = Taken(
-        bytes_stored=grown.stored // len(by_iteration), disk_bytes=grown.stored // len(by_iteration)
-    )
-    once = _once(_Weighing(root, block_bytes, inodes=seen), tree.manifests)
-    once = total((once, Taken(files=grown.files)))
-    return Observed(len(whole), ranks, total((largest(each), share)), once)
+    places = Places(root, sized=False)
+    places.find()
+    ranks = [name for name in places.folders if RANK_FOLDER.fullmatch(name)]
+    if not ranks:
+        raise DamagedError(f"{root}: {_NOTHING}")
+    seen = _Observing(root)
+    for rank in ranks:
+        for file in manifest_files(root, rank, places.problems):
+            for manifest in read_manifests([file], places.problems):
+                seen.manifest(manifest, file.path)
+    for leaf in places.leaves:
+        if leaf.folder.iteration is not None:
+            seen.folder(leaf.path, leaf.folder.iteration)
+    for table in tables_of(places):
+        seen.table(table)
+    seen.metadata(ranks)
+    return seen.observed()
 
 
 def disk_room(root: Path, keep_free_ratio: float) -> DiskRoom:
@@ -108,79 +186,19 @@ def disk_room(root: Path, keep_free_ratio: float) -> DiskRoom:
     )
 
 
-def _growing(tables: Iterable[Table]) -> Iterator[str]:
-    """Yield the files to which every iteration adds: undated tables, and stacks of calls."""
-    for table in tables:
-        if not table.dated and not table.constant:
-            yield table.relative
-            files = info_files_of(table.relative.rpartition("/")[2])
-            if files is not None:
-                yield f"{table.folder}/{files.stacks}"
-
-
-def _kept(of: dict[int, Manifest]) -> bool:
-    return any(manifest.records for manifest in of.values())
-
-
-def _iteration(weighing: _Weighing, of: dict[int, Manifest], tables: dict[int, list[str]]) -> Taken:
-    own: set[str] = set()
-    iteration = next(iter(of.values())).status.iteration
-    records = [r for manifest in of.values() for r in manifest.records if not _constant(r.path)]
-    for record in records:
-        if record.path:
-            weighing.add(record.path)
-    for table in tables.get(iteration, ()):
-        weighing.add(table)
-    for folder in sorted(weighing.folders):
-        known = folder_at(folder)
-        if known is not None and known.iteration is not None:
-            own.add(folder)
-            weighing.add(f"{folder}/{MAPPING_FILE}")
-    for path in _manifest_paths(of.values()):
-        weighing.add(path)
-    bytes_in = sum(record.bytes_in for record in records)
-    taken = weighing.taken(folders=len(own), tensors=len(records), bytes_in=bytes_in)
-    return total((taken, *map(_times, of.values())))
-
-
-def _times(manifest: Manifest) -> Taken:
-    stamps = [r.timestamp_us for r in manifest.records if not _constant(r.path)]
-    wall = max(stamps) - min(stamps) if stamps else 0
-    return Taken(stall_us=manifest.status.stall_us, wall_us=wall)
-
-
-def _once(weighing: _Weighing, manifests: Iterable[Manifest]) -> Taken:
-    tensors = bytes_in = 0
-    ranks: set[str] = set()
-    for manifest in manifests:
-        for record in manifest.records:
-            ranks.add(record.path.partition("/")[0])
-            if _constant(record.path):
-                weighing.add(record.path)
-                tensors += 1
-                bytes_in += record.bytes_in
-    for rank in ranks:
-        for folder in (METADATA_FOLDER, ORDER_FOLDER, GRAPH_FOLDER):
-            for path in _files(weighing.root, f"{rank}/{folder}"):
-                weighing.add(path)
-    folders = len(weighing.folders)
-    return weighing.taken(folders=folders, tensors=tensors, bytes_in=bytes_in)
-
-
 def _files(root: Path, folder: str) -> Iterator[str]:
     place = root / folder
     if place.is_dir() and not place.is_symlink():
         yield from (f"{folder}/{each.name}" for each in place.iterdir())
 
 
+@lru_cache(maxsize=_REMEMBERED)
 def _constant(path: str) -> bool:
-    folder = folder_at(path.rpartition("/")[0]) if path else None
+    folder = folder_at(path)
     return folder is not None and folder.constant
 
 
-def _manifest_paths(manifests: Iterable[Manifest]) -> Iterator[str]:
-    for manifest in manifests:
-        status = manifest.status
-        name = manifest_name(status.iteration, status.session_id)
-        for rank in (f"rank_{status.rank}", f"rank{status.rank}"):
-            yield f"{rank}/{MANIFEST_FOLDER}/{name}"
+@lru_cache(maxsize=_REMEMBERED)
+def _dated(path: str) -> bool:
+    folder = folder_at(path)
+    return folder is not None and folder.iteration is not None

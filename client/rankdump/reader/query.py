@@ -10,8 +10,8 @@ from functools import lru_cache
 from numbers import Integral
 from typing import Protocol, TypedDict
 
-from rankdump.contract.dialect.iterations import parse_iterations
 from rankdump.contract.errors import ConfigError
+from rankdump.contract.iterations import parse_iterations
 from rankdump.contract.key import Side, TensorKey, sanitised
 from rankdump.contract.plan import Iterations
 
@@ -80,6 +80,11 @@ class Query:
     def empty(self) -> bool:
         """Whether it lets everything through."""
         return self == Query()
+
+    @property
+    def places(self) -> Query:
+        """The same for ranks, graphs and iterations alone."""
+        return Query(rank=self.rank, graph=self.graph, iterations=self.iterations)
 
     def keeps(self, tensor: Named) -> bool:
         """Decide on one tensor."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path, PurePosixPath
@@ -84,7 +84,7 @@ def called_from(file: GraphFile) -> Iterator[IrOperator]:
 class Search:
     """Answers one question over the graphs of a tree; names what it could not read."""
 
-    def __init__(self, question: str, tensors: tuple[Entry | Figures, ...]) -> None:
+    def __init__(self, question: str, tensors: Iterable[Entry | Figures]) -> None:
         """The question is `file:line`, or a piece of the line's text."""
         self.problems: list[str] = []
         self.files: set[str] = set()

@@ -13,12 +13,13 @@ from itertools import chain
 from rankdump.contract.errors import DamagedError, UnsupportedError
 from rankdump.contract.key import TensorKey, sanitised
 from rankdump.contract.layout import statistic_csv
+from rankdump.reader.columns import PlaceInTime
 from rankdump.reader.entry import Entry, Table, Tree
 from rankdump.reader.figures import Figures
 from rankdump.reader.load import Facts, facts, facts_of, load
 from rankdump.reader.query import Query
 from rankdump.reader.statistics import statistics
-from rankdump.reader.tables import recorded, rows
+from rankdump.reader.tables import Recorded, rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +47,6 @@ class Surveyed:
     """Why there are no figures."""
 
 
-_Place = tuple[int, bool, int]
-"""Rank, whether it is no constant, iteration: sorts as the program ran."""
 _Where = tuple[int, str, int, str, int, str, str]
 _COUNTS = ("nan count", "negative inf count", "positive inf count")
 
@@ -59,25 +58,21 @@ class Survey:
         """With `decide`, a tensor whose row cannot tell whether it is finite is computed."""
         self.problems: list[str] = []
         self._query, self._decide = query, decide
-        self._known = recorded(tree)
-        self._entries: defaultdict[_Place, list[Entry]] = defaultdict(list)
-        self._tables: defaultdict[_Place, list[Table]] = defaultdict(list)
-        for entry in tree.entries:
-            if query.keeps(entry):
-                key = entry.key
-                self._entries[key.rank, not key.constant, key.iteration].append(entry)
+        self._known = Recorded(tree.root)
+        self._entries = tree.entries.where(query.keeps).by_place()
+        self._tables: defaultdict[PlaceInTime, list[Table]] = defaultdict(list)
         self._infos: list[Table] = []
         for table in tree.tables:
             if query.keeps_place(table.rank, table.graph, table.when, dated=table.dated):
-                place = table.rank, not table.constant, table.iteration
+                place = PlaceInTime(table.rank, not table.constant, table.iteration)
                 (self._infos if table.info else self._tables[place]).append(table)
 
     def __iter__(self) -> Iterator[Surveyed]:
         # One file has the rows of every iteration: of these dumps all are held.
-        spread: defaultdict[_Place, list[Figures]] = defaultdict(list)
+        spread: defaultdict[PlaceInTime, list[Figures]] = defaultdict(list)
         for table in self._infos:
             for row in self._rows(table):
-                spread[row.key.rank, True, row.key.iteration].append(row)
+                spread[PlaceInTime(row.key.rank, True, row.key.iteration)].append(row)
         for place in sorted({*self._entries, *self._tables, *spread}):
             filed = _by_where(self._entries.get(place, ()))
             tables = self._tables.get(place, ())

@@ -5,19 +5,25 @@ Reads one table at a time. Titles of columns are MindSpore's, whoever wrote the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 
 from rankdump.codec import codec_of
 from rankdump.contract.errors import DamagedError
 from rankdump.contract.key import TensorKey
 from rankdump.contract.layout import operator_csv, statistic_csv
+from rankdump.contract.layout.folders import RANK_FOLDER
 from rankdump.contract.statistics import ITEMS
 from rankdump.reader.api_rows import ByName, info_rows, named_calls
 from rankdump.reader.elements import element_named
 from rankdump.reader.entry import Entry, Table, Tree
 from rankdump.reader.figures import Figures
-from rankdump.reader.manifests import Said
+from rankdump.reader.manifests import (
+    Said,
+    manifest_files,
+    ranks_with_manifests,
+    read_manifests,
+)
 
 LIMIT_BYTES = 4 << 30
 """Most a packed table may unpack to."""
@@ -29,24 +35,52 @@ _TITLES = {title.lower(): title for title in ITEMS.values()} | {
 """Columns that CANN and its tools spell otherwise."""
 
 
-@dataclass(frozen=True, slots=True)
 class Recorded:
-    """What the manifests of a tree say."""
+    """What the manifests of a tree say of the rows of its tables.
 
-    by_time: Mapping[tuple[int, int, str], Said]
-    """By rank, time stamp and member: unique together."""
-    by_name: ByName
-    """Of dumps of APIs, whose tables say no time."""
+    Only what those of one iteration say is held, and of tables that do not tell the iteration what
+    all of a rank say, or of the tree where ranks are not told either.
+    """
 
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._place: tuple[str, int | None] | None = None
+        """Folder of the rank and iteration that were looked at last."""
+        self._by_time: dict[tuple[int, int, str], Said] = {}
+        self._by_name: ByName = {}
 
-def recorded(tree: Tree) -> Recorded:
-    """Return what the manifests of a tree say, for `rows`."""
-    by_time = {
-        (manifest.status.rank, record.timestamp_us, record.member): (manifest.status, record)
-        for manifest in tree.manifests
-        for record in manifest.records
-    }
-    return Recorded(by_time, named_calls(tree))
+    def at(self, table: Table, timestamp_us: int, member: str) -> Said | None:
+        """Return what is said of a tensor, by a time stamp that no other one of its rank has."""
+        self._look(table)
+        return self._by_time.get((table.rank, timestamp_us, member))
+
+    def called(self, table: Table) -> ByName:
+        """Return what is said of the tensors of an info file, which says no time."""
+        self._look(table)
+        return self._by_name
+
+    def _look(self, table: Table) -> None:
+        base = table.relative.partition("/")[0]
+        told = RANK_FOLDER.fullmatch(base) is not None
+        at = table.iteration if told and table.dated and not table.constant else None
+        place = base if told else "", at
+        if place == self._place:
+            return
+        self._place = place
+        files = [
+            file
+            for rank in ([base] if told else ranks_with_manifests(self._root))
+            for file in manifest_files(self._root, rank, [])
+            if at is None or file.iteration in (None, at)
+        ]
+        # What of them cannot be read is said by who walks the tree.
+        manifests = list(read_manifests(files, []))
+        self._by_time = {
+            (manifest.status.rank, record.timestamp_us, record.member): (manifest.status, record)
+            for manifest in manifests
+            for record in manifest.records
+        }
+        self._by_name = named_calls(manifests) if table.info else {}
 
 
 def rows(table: Table, known: Recorded) -> Iterator[Figures]:
@@ -55,7 +89,7 @@ def rows(table: Table, known: Recorded) -> Iterator[Figures]:
     A last line without an end is such a line, after all others: it is torn, or being written.
     """
     if table.info:
-        yield from info_rows(table, known.by_name)
+        yield from info_rows(table, known.called(table))
         return
     try:
         data = codec_of(table.path.name).decode(table.path.read_bytes(), limit_bytes=LIMIT_BYTES)
@@ -97,8 +131,7 @@ def _parsed(text: str, table: Table) -> Iterable[statistic_csv.Row]:
 def _figures(row: statistic_csv.Row, table: Table, known: Recorded) -> Figures:
     stamp, member = row.timestamp_us, f"{row.side.value}.{row.slot}"
     # Where every tensor has a time of its own, nothing else is said.
-    said = known.by_time.get((table.rank, stamp, member))
-    said = said or known.by_time.get((table.rank, stamp, ""))
+    said = known.at(table, stamp, member) or known.at(table, stamp, "")
     iteration = table.iteration if table.dated or said is None else said[0].iteration
     return Figures(
         key=TensorKey(
@@ -124,14 +157,14 @@ def _figures(row: statistic_csv.Row, table: Table, known: Recorded) -> Figures:
     )
 
 
-def named(tree: Tree, keeps: Callable[[Entry | Figures], bool]) -> tuple[Entry | Figures, ...]:
+def named(tree: Tree, keeps: Callable[[Entry | Figures], bool]) -> Sequence[Entry | Figures]:
     """Return every tensor that has a file, and those with a row where no files are, as they ran."""
-    entries = tuple(entry for entry in tree.entries if keeps(entry))
-    filed = {entry.folder for entry in tree.entries}
+    entries = tree.entries.where(keeps)
+    filed = tree.entries.folders
     tables = [table for table in tree.tables if table.folder not in filed]
     if not tables:
         return entries
-    known = recorded(tree)
+    known = Recorded(tree.root)
     # An info file has a line for every tensor, whether or not it has a file as well.
     has_file = {_call(entry.key) for entry in entries if entry.key.argument}
     tabled = (

@@ -2,98 +2,171 @@
 
 Tolerant: what cannot be read is named in `problems`, what is not a tensor is counted, and the
 walk goes on. Reads names, manifests, and headers of bin files that no manifest names; never a
-tensor or a table.
+tensor or a table. Of one iteration of a rank at a time, its names and manifests are objects.
 """
 
 from __future__ import annotations
 
 import os
-import re
-import stat
 from collections import defaultdict
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from operator import itemgetter
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeAlias
 
-from rankdump.contract.errors import DamagedError
-from rankdump.contract.layout import statistic_csv
-from rankdump.contract.layout.api_tree import info_files_of
-from rankdump.contract.layout.file_name import FileKind, FileName
-from rankdump.contract.layout.folders import RANK_FOLDER, ROOT, Folder, Names, inside
-from rankdump.contract.layout.long_names import LongNames
+from rankdump.contract.layout.file_name import FileName
+from rankdump.contract.layout.folders import RANK_FOLDER, Folder, Names, folder_at
 from rankdump.contract.layout.place import MAPPING_FILE
-from rankdump.contract.layout.reading import file_in
+from rankdump.contract.manifest import Manifest
+from rankdump.contract.retired import Retired
 from rankdump.reader.collector import collector_paused
+from rankdump.reader.columns import Entries
 from rankdump.reader.entry import Entry, Table, Tree
 from rankdump.reader.files import File, entries_of
-from rankdump.reader.manifests import Manifested, read_manifests
-from rankdump.reader.names import long_names
+from rankdump.reader.manifests import Manifested, ManifestFile, manifest_files, read_manifests
+from rankdump.reader.places import Leaf, Places
+from rankdump.reader.query import Query
 from rankdump.reader.retired import read_retired
-
-_ARGUMENTS = re.compile(r"[^.]+\..+\.json")
-"""Arguments of an operator: `{op_type}.{scope}.json` (mindspore-dump.md 2.9)."""
-
-
-_Item: TypeAlias = "tuple[str, os.stat_result | None]"
-"""A name in a folder, and what stands there; None when that cannot be told."""
 
 
 @dataclass(slots=True)
-class _Found:
-    """What has been gathered so far."""
+class _Batch:
+    """What has to be read together: folders, and the manifests that name what is in them."""
 
-    root: Path
-    files: list[File] = field(default_factory=list[File])
-    tables: list[tuple[Folder, str, FileName | None]] = field(
-        default_factory=list[tuple[Folder, str, FileName | None]]
-    )
-    infos: list[tuple[Folder, str]] = field(default_factory=list[tuple[Folder, str]])
-    """Info files of dumps of APIs, by the folder of their rank."""
-    folders: dict[str, Folder] = field(default_factory=dict[str, Folder])
-    """Of ranks and devices, by their paths."""
-    foreign: int = 0
-    problems: list[str] = field(default_factory=list[str])
-
-    def listing(self, where: str) -> list[_Item]:
-        """Return what a folder holds, hidden names left out; a problem when it cannot be read."""
-        folder = self.root / where
-        try:
-            with _listed(folder) as items:
-                found = [_looked_at(item) for item in items if item.name[0] != "."]
-        except OSError as error:
-            self.problems.append(f"{folder}: cannot be read: {error.strerror}")
-            return []
-        return sorted(found, key=itemgetter(0))
+    manifests: list[ManifestFile] = field(default_factory=list[ManifestFile])
+    leaves: list[Leaf] = field(default_factory=list[Leaf])
+    settled: bool = False
+    """Every manifest is about an iteration whose folders these are."""
 
 
 @collector_paused()
-def walk(root: Path) -> Tree:
-    """Return what stands below a root; a root that is no folder is a problem, not an error."""
-    found = _Found(root)
-    _enter(found, ROOT, "")
-    ranks = [name for name in found.folders if RANK_FOLDER.fullmatch(name)]
-    manifests = read_manifests(root, ranks, found.problems)
-    retired = read_retired(root, ranks, found.problems)
-    known = Manifested(manifests)
-    entries = entries_of(root, found.files, known, found.problems)
-    found.problems.extend(f"{path}: named by a manifest, not there" for path in known.missed)
-    found.problems.extend(_resized(entries, found.files))
-    tables = [table_of(root, *each, known) for each in found.tables]
-    tables += [_info_of(root, *each) for each in found.infos]
+def walk(root: Path, *queries: Query, balances_only: bool = False) -> Tree:
+    """Return what stands below a root; a root that is no folder is a problem, not an error.
+
+    Ranks, graphs and iterations that a query leaves out are not entered. With `balances_only`
+    neither are iterations that have a manifest: of these only their balances are read.
+    """
+    places = Places(root, queries)
+    places.find()
+    reading = _Reading(places, balances_only)
+    entries = Entries.of(root, reading.batches())
+    gone = {each for each in reading.retired() if places.wants_iteration(each.rank, each.iteration)}
     return Tree(
         root=root,
-        ranks=_ranks(found, known),
-        entries=tuple(sorted(entries, key=place_in_time)),
-        manifests=tuple(manifests),
-        tables=tuple(sorted(tables, key=_table_place)),
-        foreign=found.foreign,
-        problems=tuple(found.problems),
-        by_device=not ranks,
-        retired=retired,
+        ranks=reading.ranks(),
+        entries=entries,
+        manifests=tuple(reading.manifests),
+        tables=tuple(sorted(reading.tables, key=_table_place)),
+        foreign=places.foreign,
+        problems=tuple(places.problems),
+        by_device=not reading.names,
+        retired=frozenset(gone),
+        whole=all(query.places.empty for query in queries),
     )
+
+
+class _Reading:
+    """Reads batch after batch; gathers what is not an entry."""
+
+    def __init__(self, places: Places, balances_only: bool) -> None:
+        self.manifests: list[Manifest] = []
+        """Without their records."""
+        self.tables: list[Table] = []
+        self._places, self._balances_only = places, balances_only
+        folders = places.folders
+        self.names = [name for name in folders if RANK_FOLDER.fullmatch(name)]
+        """Folders of ranks."""
+        self._device = any(folder.device for folder in folders.values())
+        self._devices: set[int] = set()
+        wanted = [n for n in self.names if self._device or places.wants_rank(folders[n].rank)]
+        self._files = {name: manifest_files(places.root, name, places.problems) for name in wanted}
+
+    def ranks(self) -> tuple[int, ...]:
+        """Return those that have a folder: ranks, or devices where there are no ranks."""
+        folders = self._places.folders
+        ranks = {folder.rank for folder in folders.values() if not folder.device}
+        return tuple(sorted(ranks or self._devices))
+
+    def retired(self) -> frozenset[Retired]:
+        """Return what was removed from the ranks that are asked for."""
+        return read_retired(self._places.root, self._files, self._places.problems)
+
+    def batches(self) -> Iterator[list[Entry]]:
+        """Yield the tensors of each batch, sorted."""
+        if self._device:
+            # The manifests of all ranks say which of them wrote to the folder of a device.
+            files = [file for files in self._files.values() for file in files]
+            yield self._read(_Batch(files, self._places.leaves), Manifested())
+            return
+        by_base: defaultdict[str, list[Leaf]] = defaultdict(list)
+        for leaf in self._places.leaves:
+            by_base[leaf.folder.base].append(leaf)
+        for name, files in self._files.items():
+            leaves = by_base[name]
+            if self._places.folders[name].names is Names.API_TABLES:
+                yield self._read(_Batch(files, leaves), Manifested())
+            else:
+                yield from self._iterations(self._places.folders[name].rank, files, leaves)
+
+    def _iterations(
+        self, rank: int, files: list[ManifestFile], leaves: list[Leaf]
+    ) -> Iterator[list[Entry]]:
+        dated: defaultdict[int, _Batch] = defaultdict(_Batch)
+        others = _Batch()
+        for leaf in leaves:
+            at = leaf.folder.iteration
+            if at is not None:
+                dated[at].leaves.append(leaf)
+            elif not (self._balances_only and files):
+                others.leaves.append(leaf)
+        for file in files:
+            if file.iteration is None:
+                others.manifests.append(file)
+            elif self._places.wants_iteration(rank, file.iteration):
+                dated[file.iteration].manifests.append(file)
+        constants = Manifested()
+        for at in sorted(dated):
+            dated[at].settled = True
+            yield self._read(dated[at], constants)
+        yield self._read(others, Manifested(), constants)
+
+    def _read(
+        self, batch: _Batch, constants: Manifested, known: Manifested | None = None
+    ) -> list[Entry]:
+        """Return the tensors of a batch; what its manifests say of constants goes to others."""
+        places, root = self._places, self._places.root
+        known = Manifested() if known is None else known
+        only = self._balances_only and batch.settled
+        heads = len(self.manifests)
+        for manifest in read_manifests(batch.manifests, places.problems, balances_only=only):
+            known.add(manifest)
+            self.manifests.append(replace(manifest, records=(), session=None))
+        if only and len(self.manifests) > heads:
+            return []
+        for leaf in batch.leaves:
+            places.enter(leaf)
+        self.tables += tables_of(places, known)
+        files, places.files = places.files, []
+        absent, places.absent = places.absent, []
+        stepped = any(self._files.values())
+        if not stepped:  # manifests say what should be there: also a dropped tensor has its row
+            named = f"named by {MAPPING_FILE}, not there"
+            places.problems.extend(f"{path}: {named}" for path in absent)
+        entries = entries_of(root, files, known, places.problems, stepped=stepped)
+        constants.constants_of(known)
+        places.problems.extend(self._missed(known))
+        places.problems.extend(_resized(entries, files))
+        if self._device:
+            self._devices = {known.rank_of(folder) for folder in places.folders.values()}
+        return sorted(entries, key=place_in_time)
+
+    def _missed(self, known: Manifested) -> Iterator[str]:
+        """Yield what manifests name in the folders that are read, and is not there."""
+        for path in known.missed:
+            folder = folder_at(path.rpartition("/")[0])
+            named = folder is None or self._places.wants(folder)
+            # Nobody writes a manifest of what stands in another iteration's folder.
+            if named and not os.path.lexists(self._places.root / path):
+                yield f"{path}: named by a manifest, not there"
 
 
 def place_in_time(entry: Entry) -> tuple[int, bool, int, int, str, str, int]:
@@ -104,7 +177,16 @@ def place_in_time(entry: Entry) -> tuple[int, bool, int, int, str, str, int]:
     return key.rank, dated, key.iteration, when, path, key.side, key.slot
 
 
-def table_of(
+def tables_of(places: Places, known: Manifested | None = None) -> list[Table]:
+    """Return the tables that were found, and forget them."""
+    known = Manifested() if known is None else known
+    found = [_table_of(places.root, *each, known) for each in places.tables]
+    found += [_info_of(places.root, *each) for each in places.infos]
+    places.tables, places.infos = [], []
+    return found
+
+
+def _table_of(
     root: Path, folder: Folder, relative: str, operator: FileName | None, known: Manifested
 ) -> Table:
     """Return the table that stands in a folder: its own, or an operator's."""
@@ -130,89 +212,6 @@ def _info_of(root: Path, folder: Folder, relative: str) -> Table:
 def _table_place(table: Table) -> tuple[int, bool, int, int, str]:
     stamp = table.operator.timestamp_us if table.operator is not None else 0
     return table.rank, not table.constant, table.iteration, stamp, table.relative
-
-
-def _ranks(found: _Found, known: Manifested) -> tuple[int, ...]:
-    """Return those that have a folder: ranks, or devices where there are no ranks."""
-    ranks = {f.rank for f in found.folders.values() if not f.device}
-    return tuple(sorted(ranks or {known.rank_of(f) for f in found.folders.values()}))
-
-
-def _enter(found: _Found, folder: Folder, where: str) -> None:
-    """Take what a folder holds, and what is below it."""
-    listed = found.listing(where)
-    names = _long_names(found, where, listed) if folder.names is not Names.NONE else None
-    for name, facts in listed:
-        path = f"{where}/{name}" if where else name
-        if facts and stat.S_ISDIR(facts.st_mode):
-            below = inside(folder, name)
-            if below is not None:
-                _note(found, below, path)
-                _enter(found, below, path)
-                continue
-        elif facts and names and _take(found, folder, path, names.full(name), facts):
-            continue
-        # A root, and what stands right in it, may hold anything.
-        found.foreign += where.count("/") > 0
-
-
-def _note(found: _Found, folder: Folder, path: str) -> None:
-    """Remember the folder of a rank or a device; a number alone is one when a file says so."""
-    device = folder.device and folder.base == path and folder.names is not Names.CAPTURED
-    if device or RANK_FOLDER.fullmatch(path):
-        found.folders[path] = folder
-
-
-def _take(found: _Found, folder: Folder, path: str, name: str, facts: os.stat_result) -> bool:
-    """Take a file of a folder of tensors by its full name; return whether it belongs there."""
-    if name == MAPPING_FILE:
-        return True
-    if not stat.S_ISREG(facts.st_mode):
-        return False
-    if folder.names is Names.API_TABLES:
-        found.infos += [(folder, path)] if info_files_of(name) else []
-        return True
-    says = file_in(folder, name)
-    if says is None:
-        table = statistic_csv.TABLE.fullmatch(name) is not None
-        if table:
-            found.tables.append((folder, path, None))
-        return table or _ARGUMENTS.fullmatch(name) is not None
-    if folder.names is Names.CAPTURED:
-        found.folders[folder.base] = folder
-    if says.kind is FileKind.TABLE:
-        found.tables.append((folder, path, says))
-    elif says.kind.holds_tensors:
-        found.files.append(File(folder, path, says, facts.st_size, name))
-    return True
-
-
-def _long_names(found: _Found, where: str, listed: list[_Item]) -> LongNames:
-    if not any(name == MAPPING_FILE for name, _ in listed):
-        return LongNames()
-    try:
-        return long_names(found.root / where / MAPPING_FILE)
-    except DamagedError as error:
-        found.problems.append(str(error))
-        return LongNames()
-
-
-@contextmanager
-def _listed(folder: Path) -> Generator[Iterator[os.DirEntry[str]], None, None]:
-    """Give what a folder holds; by its descriptor, so that no path is looked up for each file."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        with os.scandir(descriptor) as items:
-            yield items
-    finally:
-        os.close(descriptor)
-
-
-def _looked_at(item: os.DirEntry[str]) -> _Item:
-    try:
-        return item.name, item.stat()
-    except OSError:  # gone since it was listed, a link to nowhere or to itself
-        return item.name, None
 
 
 def _resized(entries: list[Entry], files: list[File]) -> Iterator[str]:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankdump.contract.dialect.iterations import parse_iterations
 from rankdump.contract.forecast import DiskRoom, Observed, Taken, forecast, planned
+from rankdump.contract.iterations import parse_iterations
 
 EACH = Taken(tensors=3, files=4, folders=1, bytes_in=900, bytes_stored=500, disk_bytes=1000)
 ONCE = Taken(files=2, folders=1, bytes_stored=10, disk_bytes=100)

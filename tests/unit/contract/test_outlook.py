@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankdump.contract import outlook
-from rankdump.contract.dialect.iterations import parse_iterations
 from rankdump.contract.forecast import planned, times, weighed
+from rankdump.contract.iterations import parse_iterations
 from rankdump.contract.plan import Content, DumpPlan, Output, Selection
 from rankdump.contract.room import DiskStatus, JobNeed, JobUsage
 from rankdump.contract.status import IterationStatus, SessionState, SessionStatus

@@ -13,7 +13,7 @@ from rankdump.contract.layout import statistic_csv
 from rankdump.contract.layout.profile import PROFILES
 from rankdump.reader import Query, Survey, damaged, findings, load, locate, status, walk
 from rankdump.reader import open as open_dump
-from rankdump.reader.tables import recorded, rows
+from rankdump.reader.tables import Recorded, rows
 
 ONES = np.ones((2, 3), np.float32)
 NAN = np.array([np.nan, 1.0], np.float32)
@@ -56,7 +56,7 @@ def test_a_record_without_a_path_is_a_row(tree):
     found = walk(tree.root)
     assert found.entries == ()
     assert found.problems == findings(found) == ()
-    (row,) = rows(found.tables[0], recorded(found))
+    (row,) = rows(found.tables[0], Recorded(found.root))
     assert row.op_name == "Default/network-Net/a-A/A-op0"
     assert row.key.op_name == "Default_network-Net_a-A_A-op0"
     assert (row.dtype, row.shape, row.data_bytes) == ("float32", (2, 3), 24)
@@ -119,7 +119,7 @@ def test_what_the_columns_tell(tree, items, values, finite):
     tree.items = items
     tree.row(0, 0, "Default/a-A/A-op0", values)
     found = walk(tree.root)
-    (row,) = rows(found.tables[0], recorded(found))
+    (row,) = rows(found.tables[0], Recorded(found.root))
     assert row.finite is finite
 
 
@@ -129,7 +129,7 @@ def test_null_is_no_number(tree):
     path = tree.row(0, 0, "Default/a-A/A-op0", NAN)
     path.write_text(path.read_text().replace("nan,nan,nan", "null,null,null"))
     found = walk(tree.root)
-    (row,) = rows(found.tables[0], recorded(found))
+    (row,) = rows(found.tables[0], Recorded(found.root))
     assert row.number("max") is None
     assert row.finite is False
 
@@ -144,7 +144,7 @@ def test_a_torn_table_names_its_line(tree, tail, words):
     path.write_text(path.read_text() + tail)
     found = walk(tree.root)
     with pytest.raises(DamagedError, match=rf"statistic\.csv.*{words}"):
-        list(rows(found.tables[0], recorded(found)))
+        list(rows(found.tables[0], Recorded(found.root)))
     survey = Survey(found, Query())
     assert len(list(survey)) == (not tail.endswith("\n"))
     assert len(survey.problems) == 1

@@ -6,8 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rankdump.cli.commands import answer
 from rankdump.contract.errors import DamagedError
 from rankdump.contract.key import Side
+from rankdump.fsck import Kind, check_tree
 from rankdump.reader import load, locate, ranges, walk
 
 ONES = np.ones((2, 3), np.float32)
@@ -67,6 +69,27 @@ def test_long_names_are_found_through_mapping(tree):
     np.testing.assert_array_equal(load(entry), ONES)
     (again,) = locate(path)
     assert again.key == entry.key
+
+
+@pytest.mark.parametrize("complete", [False, True])
+def test_a_long_name_without_its_file_is_said_once(tree, capsys, complete):
+    """By whoever knows the tree best: a dropped tensor has its row in `mapping.csv` as well."""
+    name = "Default/" + "/".join(f"layer{n}-Block" for n in range(60))
+    kept = tree.tensor(0, 0, f"{name}/MatMul-op1", ONES, codec="none")
+    gone = tree.tensor(0, 0, f"{name}/MatMul-op2", ONES, codec="none")
+    if complete:
+        tree.complete(0, 0, world_size=1)
+    assert answer(["ls", str(tree.root)]) == 0
+    gone.unlink()
+    (problem,) = walk(tree.root).problems
+    by = "a manifest" if complete else "mapping.csv"
+    assert problem == f"{gone.relative_to(tree.root)}: named by {by}, not there"
+    assert answer(["ls", str(tree.root)]) == 1
+    said = capsys.readouterr()
+    assert (said.out + said.err).count(problem) == 1
+    (damage,) = [each for each in check_tree(tree.root, workers=1).damages if "/Net/" in each.path]
+    assert (damage.kind, damage.path) == (Kind.MISSING, str(gone.relative_to(tree.root)))
+    assert locate(kept)[0].op_name
 
 
 def test_what_is_no_tensor_is_ignored_and_counted(tree):

@@ -11,10 +11,10 @@ from typing import cast
 
 from rankdump.contract.dialect.devices import ALLOWED as _DEVICES
 from rankdump.contract.dialect.devices import parse_devices
-from rankdump.contract.dialect.iterations import idle_segments, parse_iterations
 from rankdump.contract.dialect.kernels import parse_kernels
 from rankdump.contract.dialect.root import parse_root
 from rankdump.contract.dialect.section import Section
+from rankdump.contract.iterations import idle_segments, parse_iterations
 from rankdump.contract.plan import NET_NAME, FileFormat, Iterations, Operators, SavedData
 
 _MODES = "0 (every operator), 1 (those in kernels) or 2 (those marked with set_dump)"

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rankdump.contract.dialect.iterations import parse_iterations
 from rankdump.contract.events import Column
+from rankdump.contract.iterations import parse_iterations
 
 ENDLESS = -1
 _FEWEST = 5

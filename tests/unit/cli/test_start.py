@@ -1,0 +1,57 @@
+"""What a command loads before it does anything: only what it needs itself."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+DAEMONS = {"grpc", "google.protobuf", "asyncio", "rankdump.wire", "rankdump.session"}
+LOADED = "import json, sys; print(json.dumps(list(sys.modules)))"
+
+
+def loaded(code: str, *arguments: str) -> set[str]:
+    """Return the modules that are there when some code has run."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}\n{LOADED}", *arguments],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+@pytest.mark.parametrize(
+    "command", [["ls"], ["status"], ["forecast"], ["stats"], ["find-source", "loss"]], ids=str
+)
+def test_reading_a_tree_loads_nothing_that_speaks_with_daemons(tree, command):
+    """They take longer to load than most of these take to answer."""
+    tree.tensor(0, 0, "Default/a-A/A-op0", np.ones(1, np.float32))
+    tree.graph(0, "subgraph @kernel_graph0() {\n}\n")
+    tree.complete(0, 0, world_size=1)
+    code = "import sys; from rankdump.cli.commands import answer; answer(sys.argv[1:])"
+    name, *rest = command
+    assert loaded(code, name, str(tree.root), *rest).isdisjoint(DAEMONS)
+
+
+def test_the_library_alone_loads_nothing_of_others():
+    """Not even numpy: a script that imports it and has no plan pays nothing."""
+    found = loaded("import rankdump")
+    assert found.isdisjoint({*DAEMONS, "numpy", "zstandard", "click", "rich"})
+    assert {name for name in found if name.startswith("rankdump")} == {"rankdump"}
+
+
+def test_public_names_are_listed_before_they_are_used():
+    """`dir(rankdump)` and tab completion know what is loaded on use."""
+    code = (
+        "import rankdump\n"
+        "names = {*rankdump.__all__, 'acl', 'migrator', 'tf'}\n"
+        "assert names <= set(dir(rankdump)), dir(rankdump)\n"
+        "for name in names: getattr(rankdump, name)\n"
+        "from rankdump import *; attach, open, compare\n"
+        "assert not hasattr(rankdump, 'nothing')"
+    )
+    assert "rankdump.session" in loaded(code)
