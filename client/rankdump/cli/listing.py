@@ -8,8 +8,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from pathlib import Path
 from typing import TypeAlias
 
+from rankdump import reader
 from rankdump.cli.table import Column, numbers, table
 from rankdump.cli.text import counted, label, ratio, shape, size
 from rankdump.contract.errors import DamagedError
@@ -107,9 +109,18 @@ def place(key: TensorKey) -> str:
     return f"rank {key.rank}, {when}{net}"
 
 
+def tree_at(root: Path, job_id: str = "") -> Tree:
+    """Return what a folder holds, or what of it a job dumped; DamagedError where it is no tree."""
+    tree = reader.walk(root)
+    if not tree.ranks:
+        raise DamagedError(no_tree(tree))
+    return reader.of_job(tree, job_id)
+
+
 def no_tree(tree: Tree) -> str:
     """Return one sentence for a folder that holds no tree."""
-    return f"{tree.root}: no rank folder here, nor another tree: expected {FORMS}"
+    why = "".join(f"; {problem}" for problem in tree.problems)
+    return f"{tree.root}: no rank folder here, nor another tree: expected {FORMS}{why}"
 
 
 def table_noun(tree: Tree) -> str:

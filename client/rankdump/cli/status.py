@@ -17,13 +17,14 @@ from rich.text import Text
 from rankdump import reader
 from rankdump.cli.ask import agent_status, job_status
 from rankdump.cli.job_view import job_lines
+from rankdump.cli.listing import tree_at
 from rankdump.cli.options import TREE, agent_address, coordinator_address
 from rankdump.cli.ranks import status_table
 from rankdump.cli.room_view import room_lines
 from rankdump.cli.screen import say, show_table, table_width
 from rankdump.cli.tally import sentences
 from rankdump.cli.text import paragraph
-from rankdump.contract.errors import UnavailableError
+from rankdump.contract.errors import RankdumpError
 from rankdump.contract.status import StatusView
 from rankdump.contract.timeouts import hint_to_json
 
@@ -39,26 +40,29 @@ _HEADING = 5
 @click.option(
     "--coordinator", metavar="ADDRESS", help="Coordinator to ask; default: RANKDUMP_COORDINATOR."
 )
-@click.option("--job", "job_id", metavar="ID", help="Only this job, as its coordinator knows it.")
+@click.option("--job", "job_id", metavar="ID", default="", help="Only this job.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 @click.option("--watch", is_flag=True, help="Refresh every second until Ctrl-C.")
 def status(
     tree: Path | None,
     agent: str | None,
     coordinator: str | None,
-    job_id: str | None,
+    job_id: str,
     as_json: bool,
     watch: bool,
 ) -> int:
     """Show how every rank stands.
 
     With a TREE from its manifests; from the coordinator of the job where one is named, by an
-    option or by RANKDUMP_COORDINATOR; else from the agent of this host.
+    option or by RANKDUMP_COORDINATOR; else from the agent of this host. Exit code 3 when nobody
+    answers there.
     """
     if as_json and watch:
         raise click.UsageError("--json and --watch do not go together")
-    if sum(given is not None for given in (tree, agent, coordinator or job_id)) > 1:
-        raise click.UsageError("TREE, --agent and --coordinator or --job do not go together")
+    if sum(given is not None for given in (tree, agent, coordinator)) > 1:
+        raise click.UsageError("TREE, --agent and --coordinator do not go together")
+    if agent and job_id:
+        raise click.UsageError("--agent and --job do not go together")
     look = _looker(tree, agent, coordinator, job_id)
     if watch:
         return _watch(look)
@@ -80,14 +84,14 @@ def view_as_json(view: StatusView) -> dict[str, object]:
 
 
 def _looker(
-    tree: Path | None, agent: str | None, coordinator: str | None, job_id: str | None
+    tree: Path | None, agent: str | None, coordinator: str | None, job_id: str
 ) -> Callable[[], StatusView]:
     if tree is not None:
-        return lambda: reader.status(tree)
+        return lambda: reader.status_of(tree_at(tree, job_id))
     named = coordinator or os.environ.get("RANKDUMP_COORDINATOR")
     if agent is None and (named or job_id):
         address = coordinator_address(coordinator)
-        return lambda: job_status(address, job_id=job_id or "")
+        return lambda: job_status(address, job_id=job_id)
     address = agent_address(agent)
     return lambda: agent_status(address)
 
@@ -111,11 +115,11 @@ def _watch(look: Callable[[], StatusView]) -> int:
 
 
 def _page(look: Callable[[], StatusView], console: Console) -> list[str]:
-    """Return the lines of one look; a daemon that is away is said, and looked for again."""
+    """Return the lines of one look; what is not there yet is said, and looked for again."""
     now = time.strftime("%H:%M:%S")
     try:
         view = look()
-    except UnavailableError as error:
+    except RankdumpError as error:
         return [f"{now}  {error}"]
     width, height = console.width, console.height
     below = [line for text in _lines_below(view) for line in paragraph(text, width)]

@@ -1,6 +1,6 @@
 """Room 14: reads a finished or growing tree, offline. Needs no daemon, never writes."""
 
-from rankdump.reader.balance import damaged, findings, status, status_of
+from rankdump.reader.balance import damaged, faults, findings, status, status_of
 from rankdump.reader.bins import described, load_member
 from rankdump.reader.blocks import FileElements, Opened, opened
 from rankdump.reader.collector import collector_paused
@@ -12,6 +12,7 @@ from rankdump.reader.entry import Described, Entry, Table, Tree
 from rankdump.reader.figures import Figures
 from rankdump.reader.hints import read_hints
 from rankdump.reader.ir import Frame, IrOperator
+from rankdump.reader.jobs import of_job
 from rankdump.reader.load import Facts, facts, facts_of, load, load_file
 from rankdump.reader.locate import locate
 from rankdump.reader.observe import disk_room, observe
@@ -52,6 +53,7 @@ __all__ = [
     "disk_room",
     "facts",
     "facts_of",
+    "faults",
     "findings",
     "graph_files",
     "load",
@@ -60,6 +62,7 @@ __all__ = [
     "locate",
     "named",
     "observe",
+    "of_job",
     "open",
     "opened",
     "ranges",

@@ -44,9 +44,14 @@ def findings(tree: Tree) -> tuple[str, ...]:
     return (*_unfinished_sentences(tree), *_unbalanced(tree), *_whole(tree))
 
 
+def faults(tree: Tree) -> tuple[str, ...]:
+    """Return what in the tree is not what it should be: those of the findings that are errors."""
+    return (*_unbalanced(tree), *tree.problems)
+
+
 def damaged(tree: Tree) -> bool:
     """Return whether something in the tree is not what it should be."""
-    return bool(tree.problems) or bool(_unbalanced(tree))
+    return bool(faults(tree))
 
 
 def _whole(tree: Tree) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from rankdump.reader.calls import backward_of
 from rankdump.reader.entry import Entry, Table, Tree
 from rankdump.reader.figures import Figures
 from rankdump.reader.ir import Frame
+from rankdump.reader.jobs import of_job
 from rankdump.reader.load import load
 from rankdump.reader.locate import root_of
 from rankdump.reader.query import Named, Query, selected
@@ -75,6 +76,10 @@ class Dump:
     def where(self, **filters: Unpack[Filters]) -> Dump:
         """Return the part of this dump that the filters leave; ConfigError for a bad one."""
         return Dump(self._tree, (*self._queries, selected(filters))) if filters else self
+
+    def of_job(self, job_id: str) -> Dump:
+        """Return what one of several jobs dumped here; DamagedError says which there are."""
+        return Dump(of_job(self._tree, job_id), self._queries)
 
     @property
     def ranks(self) -> tuple[int, ...]:

@@ -150,6 +150,8 @@ class Tree:
     """The ranks are the numbers of devices: no folder of a rank is there."""
     retired: frozenset[Retired] = frozenset()
     """What was removed on purpose, of ranks that have a folder."""
+    job_id: str = ""
+    """Of this job only, of several; what its manifests do not name is left out of tables too."""
 
     @property
     def gone(self) -> set[tuple[int, int]]:

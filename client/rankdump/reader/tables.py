@@ -37,6 +37,8 @@ class Recorded:
     """By rank, time stamp and member: unique together."""
     by_name: ByName
     """Of dumps of APIs, whose tables say no time."""
+    alone: bool = False
+    """Rows that no manifest names are another job's."""
 
 
 def recorded(tree: Tree) -> Recorded:
@@ -46,7 +48,7 @@ def recorded(tree: Tree) -> Recorded:
         for manifest in tree.manifests
         for record in manifest.records
     }
-    return Recorded(by_time, named_calls(tree))
+    return Recorded(by_time, named_calls(tree), alone=bool(tree.job_id))
 
 
 def rows(table: Table, known: Recorded) -> Iterator[Figures]:
@@ -54,6 +56,11 @@ def rows(table: Table, known: Recorded) -> Iterator[Figures]:
 
     A last line without an end is such a line, after all others: it is torn, or being written.
     """
+    every = _rows(table, known)
+    return (row for row in every if row.record is not None) if known.alone else every
+
+
+def _rows(table: Table, known: Recorded) -> Iterator[Figures]:
     if table.info:
         yield from info_rows(table, known.by_name)
         return

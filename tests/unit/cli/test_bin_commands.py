@@ -120,9 +120,9 @@ def test_a_damaged_bin_is_named_and_the_rest_listed(tree, capsys):
     """Exit code 1, one line."""
     path = tree.operator(4, NAME, {0: VALUES}, {})
     path.write_bytes(b"junk")
-    code, out, _ = told(capsys, "ls", tree.root)
+    code, out, err = told(capsys, "ls", tree.root)
     assert code == 1
-    assert path.name in out
+    assert path.name in err
     assert "3 tensors" in out
 
 

@@ -214,6 +214,7 @@ def test_options_reach_the_comparison(a, b, tmp_path, capsys, monkeypatch):
     )
     assert asked == {
         "rank": None,
+        "graph": None,
         "rank_a": None,
         "rank_b": None,
         "iteration": "0|2-3",
