@@ -67,13 +67,15 @@ def _show(tree: Tree, kept: list[Entry], rows: list[Row], *, brief: bool, digest
     left = len(kept) - len(rows)
     if left:
         say([f"... {counted(left, 'more tensor')}: {FILTER_HINT}; --limit 0 lists all"])
-    say(["", _total(tree, kept)])
+    say([*([""] if rows else []), _total(tree, kept)])
     if marks is not None:
         say([shared(kept, marks)])
     if tree.entries and not kept:
         say([nothing(tree.entries)])
     if tree.tables:
-        say([f"figures in {counted(len(tree.tables), table_noun(tree))}: rankdump stats"])
+        tables = counted(len(tree.tables), table_noun(tree))
+        taken = size(sum(table.stored_bytes for table in tree.tables))
+        say([f"figures in {tables}, {taken} on disk: rankdump stats"])
     faults = reader.faults(tree)
     say(finding for finding in reader.findings(tree) if finding not in faults)
     say([row.damage for row in rows if row.damage], err=True)
@@ -98,6 +100,7 @@ def _as_json(tree: Tree, rows: list[Row], count: int) -> dict[str, object]:
         "ranks_are_devices": tree.by_device,
         "tensor_count": count,
         "table_count": len(tree.tables),
+        "table_bytes": sum(table.stored_bytes for table in tree.tables),
         "foreign_files": tree.foreign,
         "findings": reader.findings(tree),
         "tensors": [_row_as_json(row) for row in rows],

@@ -93,4 +93,6 @@ def _iterations(ranks: tuple[Tally, ...]) -> str:
 
 def _sizes(sums: Totals) -> list[str]:
     smaller = ratio(sums.bytes_in, sums.bytes_compared)
-    return [size(sums.bytes_in), size(sums.bytes_stored), smaller]
+    # An agent does not count what rows of tables take; a link takes nothing.
+    unknown = not sums.bytes_stored and sums.stored + sums.degraded > 0
+    return [size(sums.bytes_in), "-" if unknown else size(sums.bytes_stored), smaller]

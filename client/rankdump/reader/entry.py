@@ -115,6 +115,14 @@ class Table:
     """The info file of a dump of APIs: rows of every iteration, and of tensors with a file."""
 
     @property
+    def stored_bytes(self) -> int:
+        """Size of the file; 0 when it is gone."""
+        try:
+            return self.path.stat().st_size
+        except OSError:
+            return 0
+
+    @property
     def when(self) -> int | None:
         """Iteration of its rows; None for constants."""
         return None if self.constant else self.iteration

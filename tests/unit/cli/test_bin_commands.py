@@ -136,4 +136,4 @@ def test_tables_of_operators_in_stats(tmp_path, capsys):
     assert "figures of 1 tensor: 1 from tables" in out
     assert "float16" in out
     code, out, _ = told(capsys, "ls", tmp_path)
-    assert "figures in 1 table: rankdump stats" in out
+    assert "figures in 1 table, 118 B on disk: rankdump stats" in out

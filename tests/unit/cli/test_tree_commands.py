@@ -142,12 +142,25 @@ def test_ls_shows_constants_beside_iterations(grown, capsys):
 
 def test_ls_of_figures_alone_points_to_stats(tree, capsys):
     """A tree of tables holds no tensor, and is no failure."""
-    tree.row(0, 0, "Default/a-A/A-op0", VALUES)
+    table = tree.row(0, 0, "Default/a-A/A-op0", VALUES)
     tree.complete(0, 0, world_size=1)
     code, out, _ = told(capsys, "ls", tree.root)
+    taken = table.stat().st_size
     assert code == 0
     assert "no tensor files" in out
-    assert "figures in 1 statistic.csv file: rankdump stats" in out
+    assert f"figures in 1 statistic.csv file, {taken} B on disk: rankdump stats" in out
+    assert json.loads(told(capsys, "ls", tree.root, "--json")[1])["table_bytes"] == taken
+
+
+def test_figures_alone_take_room(tree, capsys):
+    """The bytes on disk of an iteration without files are those of its tables."""
+    tables = [tree.row(0, step, "Default/a-A/A-op0", VALUES) for step in (0, 1)]
+    for step in (0, 1):
+        tree.complete(0, step, world_size=1)
+    sizes = [table.stat().st_size for table in tables]
+    body = json.loads(told(capsys, "status", tree.root, "--json")[1])
+    assert [iteration["bytes_stored"] for iteration in body["iterations"]] == sizes
+    assert f"{sum(sizes)} B" in told(capsys, "status", tree.root)[1]
 
 
 def test_ls_names_what_is_missing(grown, capsys):
