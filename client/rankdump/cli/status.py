@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
 import click
-from rich.console import Console
-from rich.live import Live
-from rich.text import Text
 
 from rankdump import reader
 from rankdump.cli.ask import agent_status, job_status
@@ -23,15 +19,8 @@ from rankdump.cli.ranks import status_table
 from rankdump.cli.room_view import room_lines
 from rankdump.cli.screen import say, show_table, table_width
 from rankdump.cli.tally import sentences
-from rankdump.cli.text import paragraph
-from rankdump.contract.errors import RankdumpError
 from rankdump.contract.status import StatusView
 from rankdump.contract.timeouts import hint_to_json
-
-_REFRESH_S = 1.0
-_FEWEST_RANKS = 8
-_HEADING = 5
-"""Lines of the title, the table's head and its sum."""
 
 
 @click.command()
@@ -65,7 +54,10 @@ def status(
         raise click.UsageError("--agent and --job do not go together")
     look = _looker(tree, agent, coordinator, job_id)
     if watch:
-        return _watch(look)
+        # On use: what draws a screen takes longer to import than a status to say.
+        from rankdump.cli.watch import watch as watched
+
+        return watched(look)
     view = look()
     if as_json:
         click.echo(json.dumps(view_as_json(view), indent=1))
@@ -100,36 +92,3 @@ def _lines_below(view: StatusView) -> list[str]:
     nobody = [] if view.sessions or view.iterations else ["no rank has opened a session"]
     trees = [f"tree: {root}" for root in view.roots]
     return ["", *nobody, *sentences(view), *room_lines(view), *trees]
-
-
-def _watch(look: Callable[[], StatusView]) -> int:
-    console = Console(highlight=False)
-    try:
-        # On the alternate screen a table that grows leaves nothing behind.
-        with Live(console=console, auto_refresh=False, screen=console.is_terminal) as live:
-            while True:
-                live.update(Text("\n".join(_page(look, console))), refresh=True)
-                time.sleep(_REFRESH_S)
-    except KeyboardInterrupt:
-        return 0
-
-
-def _page(look: Callable[[], StatusView], console: Console) -> list[str]:
-    """Return the lines of one look; what is not there yet is said, and looked for again."""
-    now = time.strftime("%H:%M:%S")
-    try:
-        view = look()
-    except RankdumpError as error:
-        return [f"{now}  {error}"]
-    width, height = console.width, console.height
-    below = [line for text in _lines_below(view) for line in paragraph(text, width)]
-    below = [*_folded(job_lines(view, width=width), width), *below]
-    # Ranks give way: their sum stands below them in any case.
-    most = max(_FEWEST_RANKS, height - len(below) - _HEADING)
-    return [f"{now}  Ctrl-C ends", *status_table(view, width=width, most=most), *below]
-
-
-def _folded(lines: list[str], width: int) -> list[str]:
-    # What fits stays as it is: folding would close up the columns of a table.
-    pieces = (paragraph(line, width) if len(line) > width else [line] for line in lines)
-    return [line for piece in pieces for line in piece]
