@@ -112,6 +112,8 @@ def place(key: TensorKey) -> str:
 def tree_at(root: Path, job_id: str = "") -> Tree:
     """Return what a folder holds, or what of it a job dumped; DamagedError where it is no tree."""
     tree = reader.walk(root)
+    if not (tree.entries or tree.tables):
+        reader.check_ours(root)
     if not tree.ranks:
         raise DamagedError(no_tree(tree))
     return reader.of_job(tree, job_id)

@@ -10,6 +10,7 @@ from rankdump.reader.dump import Dump
 from rankdump.reader.dump import open_dump as open  # noqa: A004
 from rankdump.reader.entry import Described, Entry, Table, Tree
 from rankdump.reader.figures import Figures
+from rankdump.reader.foreign import check_ours
 from rankdump.reader.hints import read_hints
 from rankdump.reader.ir import Frame, IrOperator
 from rankdump.reader.jobs import of_job
@@ -47,6 +48,7 @@ __all__ = [
     "Surveyed",
     "Table",
     "Tree",
+    "check_ours",
     "collector_paused",
     "damaged",
     "described",

@@ -20,6 +20,7 @@ from rankdump.contract.layout.profile import PROFILES
 from rankdump.reader.calls import backward_of
 from rankdump.reader.entry import Entry, Table, Tree
 from rankdump.reader.figures import Figures
+from rankdump.reader.foreign import check_ours
 from rankdump.reader.ir import Frame
 from rankdump.reader.jobs import of_job
 from rankdump.reader.load import load
@@ -39,6 +40,8 @@ def open_dump(path: str | PathLike[str]) -> Dump:
     """Return the dump that stands in a folder; DamagedError when the folder holds none."""
     root = Path(fspath(path))
     tree = walk(root)
+    if not (tree.entries or tree.tables):
+        check_ours(root)
     if tree.ranks:
         return Dump(tree)
     if not root.is_dir():
