@@ -80,6 +80,13 @@ def tallies(view: StatusView) -> tuple[Tally, ...]:
     )
 
 
+def jobs_over(ranks: Iterable[Tally]) -> set[str]:
+    """Return the jobs of which no rank has an open session."""
+    ranks = tuple(ranks)
+    going = {tally.job_id for tally in ranks if tally.state == SessionState.OPEN.value}
+    return {tally.job_id for tally in ranks} - going
+
+
 def totals(iterations: Iterable[IterationStatus]) -> Totals:
     """Return the sums."""
     held = tuple(iterations)
