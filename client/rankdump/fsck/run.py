@@ -10,7 +10,7 @@ from rankdump.contract.layout.folders import FORMS
 from rankdump.fsck.manifests import held_manifests, retired_places
 from rankdump.fsck.pool import checked
 from rankdump.fsck.rows import check_rows
-from rankdump.fsck.scan import scan
+from rankdump.fsck.scan import scan, unfiled
 from rankdump.fsck.sort import around, jobs_of
 from rankdump.fsck.values import Checked, Damage, Held, Kind, Report
 from rankdump.reader import retired_sentences
@@ -39,6 +39,8 @@ def check_tree(
     damages += (_cut(held) for held in hidden)
     if manifests:
         damages += check_rows(root, everything, manifests)
+    else:
+        damages += unfiled(root, everything)
     jobs = jobs_of(manifests, {seen.path: seen for seen in everything}, damages)
     results: list[Checked] = []
     for result in checked(root, jobs, workers):

@@ -7,7 +7,7 @@ is a number, with what the file ends in or without (ascend-formats.md 2.3).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from rankdump.contract.layout.file_name import PACKED
 
@@ -28,6 +28,10 @@ class LongNames:
         """Return the names that a whole file remembers."""
         # Only \n ends a row: an operator's name may hold what else counts as a line end.
         return cls(content.decode("utf-8", errors="surrogateescape").split("\n"))
+
+    def absent(self, there: Collection[str]) -> list[str]:
+        """Return the names on disk that are not among these, packed or not."""
+        return [name for name in self._names if name not in there and name + PACKED not in there]
 
     def full(self, name: str) -> str:
         """Return the full name of a file, or the name itself where it is no long one's."""
