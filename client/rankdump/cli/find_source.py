@@ -52,7 +52,7 @@ def find_source(
         head = {"root": str(tree), "line": line, "operator_count": len(body)}
         click.echo(json.dumps(head | {"operators": body, "problems": problems}, indent=1))
     else:
-        _show(origins, search, _LIMIT if limit is None else limit or None, query)
+        _show(origins, search, _LIMIT if limit is None else limit or None, query, job_id)
         say((*search.problems, *found.problems), err=True)
     return 1 if search.problems or found.problems else 0
 
@@ -64,7 +64,9 @@ def _no_graph(tree: Tree, count: int) -> str:
     return f"{tree.root}: no graph in it: expected {expected}"
 
 
-def _show(origins: Sequence[Origin], search: Search, limit: int | None, query: Query) -> None:
+def _show(
+    origins: Sequence[Origin], search: Search, limit: int | None, query: Query, job_id: str
+) -> None:
     if not origins:
         say([_nothing(search)])
         return
@@ -83,7 +85,9 @@ def _show(origins: Sequence[Origin], search: Search, limit: int | None, query: Q
     if names:
         more = ", ..." * (len(names) > _MOST_NAMED)
         listed = ", ".join(names[:_MOST_NAMED]) + more
-        which = "a file" if query.empty else "such a file"
+        # Of another iteration, side or job it may have some.
+        narrowed = query.iterations is not None or query.side is not None or job_id
+        which = "such a file" if narrowed else "a file"
         say(["", f"{counted(len(names), 'operator')} without {which}: {listed}"])
 
 

@@ -114,7 +114,7 @@ def stats(
             deque(ordered, maxlen=0)
         whole = not cut or nonfinite or by != "order"
         counts = seen if whole else passed
-        say(["", *_sentences(found, counts, whole=whole), *([_MORE] if cut else [])])
+        say([*_sentences(found, counts, whole=whole), *([_MORE] if cut else [])])
         say([*seen.damage, *survey.problems, *found.problems], err=True)
     return 1 if seen.damage or survey.problems or found.problems else 0
 
@@ -131,17 +131,16 @@ def _ran(row: Surveyed) -> tuple[int, int, int]:
 
 
 def _show(rows: Iterator[Surveyed], limit: int | None, *, by: str) -> None:
-    """Print tables; one group of the tree is held at a time."""
+    """Print tables, with a blank line behind each; one group of the tree is held at a time."""
     width = table_width()
     shown = islice(rows, limit)
     if by != "order":
         lines = table(_SORTED_COLUMNS, [_sorted_cells(row) for row in shown], width=width)
-        show_table(lines if len(lines) > 1 else [])
+        show_table([*lines, ""] if len(lines) > 1 else [])
         return
-    for at, (where, group) in enumerate(groupby(shown, key=lambda row: place(row.key))):
-        say([""] if at else [])
+    for where, group in groupby(shown, key=lambda row: place(row.key)):
         say([where])
-        show_table(table(_COLUMNS, [_cells(row) for row in group], width=width))
+        show_table([*table(_COLUMNS, [_cells(row) for row in group], width=width), ""])
 
 
 def _cells(row: Surveyed) -> list[str]:

@@ -17,7 +17,7 @@ from rankdump.cli.options import TREE, agent_address, coordinator_address
 from rankdump.cli.ranks import status_table
 from rankdump.cli.room_view import room_lines
 from rankdump.cli.screen import say, show_table, table_width
-from rankdump.cli.tally import sentences
+from rankdump.cli.tally import nobody_line, sentences
 from rankdump.contract.status import StatusView
 from rankdump.contract.timeouts import hint_to_json
 
@@ -62,8 +62,9 @@ def status(
         click.echo(json.dumps(view_as_json(view), indent=1))
     else:
         width = table_width()
-        show_table(status_table(view, width=width))
-        say([*job_lines(view, width=width), *_lines_below(view)])
+        ranks = status_table(view, width=width)
+        show_table(ranks)
+        say([*job_lines(view, width=width), *([""] if ranks else []), *_lines_below(view)])
     return 1 if any(i.complete and not i.balanced for i in view.iterations) else 0
 
 
@@ -91,6 +92,6 @@ def _looker(
 
 
 def _lines_below(view: StatusView) -> list[str]:
-    nobody = [] if view.sessions or view.iterations else ["no rank has opened a session"]
+    nobody = [] if view.sessions or view.iterations else [nobody_line(view)]
     trees = [f"tree: {root}" for root in view.roots]
-    return ["", *nobody, *sentences(view), *room_lines(view), *trees]
+    return [*nobody, *sentences(view), *room_lines(view), *trees]

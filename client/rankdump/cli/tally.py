@@ -103,6 +103,13 @@ def totals(iterations: Iterable[IterationStatus]) -> Totals:
     )
 
 
+def nobody_line(view: StatusView) -> str:
+    """Return one sentence for a view without ranks; only a tree has a root then."""
+    if view.roots:
+        return "no manifest, and no iteration with tensors: rankdump ls says what is here"
+    return "no rank has opened a session"
+
+
 def sentences(view: StatusView) -> tuple[str, ...]:
     """Return what a person should know beyond the numbers; equal sentences share their ranks."""
     by_text: dict[str, list[int]] = {}

@@ -17,7 +17,7 @@ from rich.text import Text
 from rankdump.cli.job_view import job_findings, job_tables
 from rankdump.cli.ranks import MOST_RANKS, status_table
 from rankdump.cli.room_view import room_lines
-from rankdump.cli.tally import jobs_over, sentences, tallies
+from rankdump.cli.tally import jobs_over, nobody_line, sentences, tallies
 from rankdump.cli.text import counted
 from rankdump.contract.errors import RankdumpError
 from rankdump.contract.status import StatusView
@@ -49,7 +49,7 @@ def watch(look: Callable[[], StatusView]) -> int:
 
 def page(view: StatusView, now: str, *, width: int, height: int) -> list[str]:
     """Return the lines of one screen, at most as many as it has."""
-    nobody = [] if view.sessions or view.iterations else ["no rank has opened a session"]
+    nobody = [] if view.sessions or view.iterations else [nobody_line(view)]
     found = _folded([*nobody, *sentences(view), *job_findings(view)], width)
     room = height - 1 - len(found)
     if room < 0:

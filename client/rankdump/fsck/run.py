@@ -8,10 +8,9 @@ from pathlib import Path
 from rankdump.contract.errors import DamagedError
 from rankdump.contract.layout.folders import FORMS
 from rankdump.fsck.manifests import held_manifests, retired_places
-from rankdump.fsck.names import check_names
 from rankdump.fsck.pool import checked
 from rankdump.fsck.rows import check_rows
-from rankdump.fsck.scan import scan
+from rankdump.fsck.scan import scan, unfiled
 from rankdump.fsck.sort import around, jobs_of
 from rankdump.fsck.values import Checked, Damage, Held, Kind, Report
 from rankdump.reader import retired_sentences
@@ -38,9 +37,10 @@ def check_tree(
     gone = retired_places(root, everything, damages) - complete
     damages += around(everything, manifests, hidden, gone)
     damages += (_cut(held) for held in hidden)
-    damages += (
-        check_rows(root, everything, manifests) if manifests else check_names(root, everything)
-    )
+    if manifests:
+        damages += check_rows(root, everything, manifests)
+    else:
+        damages += unfiled(root, everything)
     jobs = jobs_of(manifests, {seen.path: seen for seen in everything}, damages)
     results: list[Checked] = []
     for result in checked(root, jobs, workers):

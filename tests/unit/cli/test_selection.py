@@ -139,3 +139,11 @@ def test_an_empty_folder_is_an_error(command, tmp_path, capsys):
     code, out, err = told(capsys, command, *paths)
     assert (code, out, err.count("\n")) == (1, "", 1)
     assert str(tmp_path) in err
+
+
+def test_operators_without_a_file_are_told_apart_from_those_left_out(root, capsys):
+    """Where a side was asked for, the operator may have files of the other one."""
+    line = (root, "net.py:7", "--graph", "1")
+    assert "2 operators without a file" in told(capsys, "find-source", *line)[1]
+    out = told(capsys, "find-source", *line, "--side", "input")[1]
+    assert "2 operators without such a file" in out

@@ -157,3 +157,9 @@ def test_nothing_to_show_is_said(grown, tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     code, out, err = told(capsys, "stats", tmp_path / "empty")
     assert (code, out, "no rank folder here" in err) == (1, "", True)
+
+
+def test_without_rows_there_is_no_blank_line(grown, capsys):
+    """What is said begins with a sentence where nothing is listed."""
+    _, out, _ = told(capsys, "stats", grown.root, "--op", "nix")
+    assert out.startswith("no tensor matches")

@@ -261,6 +261,16 @@ def test_status_of_an_unbalanced_tree_is_wrong(grown, capsys):
     assert "not every expected tensor is accounted for" in out
 
 
+def test_status_of_a_tree_of_figures_without_manifests(tmp_path, capsys):
+    """No daemon is asked: that no session is open would say nothing of a tree."""
+    folder = tmp_path / "rank0"
+    folder.mkdir()
+    (folder / "torch_api_dump_info.pkl").write_text("")
+    code, out, _ = told(capsys, "status", tmp_path)
+    assert (code, "session" in out) == (0, False)
+    assert "no manifest, and no iteration with tensors: rankdump ls says what is here" in out
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

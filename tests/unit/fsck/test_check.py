@@ -234,3 +234,16 @@ def test_a_manifest_of_before_its_checksum(tmp_path):
     del body["crc32"]
     path.write_text(json.dumps(body))
     assert check_tree(tmp_path, workers=1).damages == ()
+
+
+def test_a_long_name_without_its_file(tmp_path):
+    """Where no manifest says what should be there, the table of long names does."""
+    folder = tmp_path / "rank_0/Net/0/0"
+    folder.mkdir(parents=True)
+    full = "ReLU.Default_ReLU-op0.0.0.1795225611075645.input.0.DefaultFormat.npy"
+    (folder / "436493186.npy").write_bytes(b"x")
+    (folder / "mapping.csv").write_text(f"436493186.npy,{full}\n591914022.npy,{full}\n")
+    (damage,) = check_tree(tmp_path, workers=1).damages
+    assert (damage.kind, damage.path) == (Kind.MISSING, "rank_0/Net/0/0/591914022.npy")
+    (folder / "591914022.npy.zst").write_bytes(b"x")
+    assert check_tree(tmp_path, workers=1).damages == ()
