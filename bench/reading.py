@@ -103,7 +103,10 @@ def _write_iteration(root: Path, rank: int, iteration: int, operators: int, cont
     for record in records:
         (root / record.path).write_bytes(content)
     count, session = len(records), f"session-{rank}"
-    status = IterationStatus("job", session, rank, iteration, True, count, count)
+    about = "job", session, rank, iteration, True
+    status = IterationStatus(
+        *about, expected=count, stored=count, bytes_stored=count * len(content)
+    )
     manifest = Manifest(status, RANKS, rank, "host", tuple(records))
     path = root / layout.rank_folder(rank) / layout.MANIFEST_FOLDER
     path.mkdir(parents=True, exist_ok=True)

@@ -123,7 +123,7 @@ def test_what_an_agent_wrote_is_clean(dumped, form, codec):
     report = check_tree(root, workers=2)
     assert report.damages == ()
     assert (report.digests, report.unchecked) == (2 * len(TENSORS) + 2, ())
-    assert report.files == len(named(root))
+    assert report.names == len(named(root))
 
 
 @pytest.mark.parametrize("codec", ["zstd", "none"])

@@ -30,6 +30,7 @@ class TreeBuilder:
     items: tuple[str, ...] = DEFAULT_ITEMS
     """Columns of the tables."""
     device_target: str = "CPU"
+    job: str = "job"
     records: dict[tuple[int, int], list[ManifestRecord]] = field(default_factory=dict)
     clock_us: int = 1_700_000_000_000_000
 
@@ -171,7 +172,7 @@ class TreeBuilder:
         records = self.records.get((rank, iteration), [])
         name = session or f"session{rank}"
         status = IterationStatus(
-            job_id="job",
+            job_id=self.job,
             session_id=name,
             rank=rank,
             iteration=iteration,

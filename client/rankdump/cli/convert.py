@@ -6,7 +6,7 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -41,32 +41,42 @@ def _shape_of(
 @click.option(
     "-d",
     "--dump-file",
+    "--dump_file",
     "source",
     required=True,
     type=click.Path(exists=True, path_type=Path),
     help="A bin file, packed or not, or a folder of them.",
 )
 @click.option(
-    "-o",
+    "-out",
     "--out",
-    required=True,
+    "--output",
+    "out",
+    metavar="DIR",
     type=click.Path(file_okay=False, path_type=Path),
     help="Folder for the converted files.",
 )
+@click.option("-o", "short_out", metavar="DIR", help="The same; beside -out, as --output-tensor N.")
 @click.option("-f", "--format", "target", type=click.Choice(TARGETS), help="Format to convert to.")
 @click.option("-t", "--type", "kind", type=click.Choice(["npy", "bin"]), default="npy")
 @click.option(
     "-s", "--shape", callback=_shape_of, help="Original shape, instead of the header's; as 1,3,8,8."
 )
-@click.option("-i", "--input-tensor", type=click.IntRange(min=0), help="Only this input.")
-@click.option("--output-tensor", type=click.IntRange(min=0), help="Only this output.")
+@click.option(
+    "-i", "--input-tensor", "--input_tensor", type=click.IntRange(min=0), help="Only this input."
+)
+@click.option(
+    "--output-tensor", "--output_tensor", type=click.IntRange(min=0), help="Only this output."
+)
+@click.option("-v", type=click.Choice(["1", "2"]), expose_value=False, hidden=True)
 @click.option("--recursive", is_flag=True, help="The folders below as well, as they are.")
 @click.option("--jobs", type=click.IntRange(min=1), help="Most processes; all cores by default.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def convert(
     *,
     source: Path,
-    out: Path,
+    out: Path | None,
+    short_out: str | None,
     target: str | None,
     kind: str,
     shape: tuple[int, ...],
@@ -81,11 +91,13 @@ def convert(
     Names are msaccucmp's. Without --format tensors keep the shape they had on the device. Exit
     code 1 when something could not be converted; the rest is.
     """
+    out, output_tensor = _folder(out, short_out, output_tensor)
     side, index = _chosen(input_tensor, output_tensor)
     _check(source, target, shape, side)
     found = room.find(source, out, recursive=recursive)
     if not found.jobs and not found.problems:
-        raise DamagedError(f"{source}: there is no bin file here")
+        hidden = f", but {counted(len(found.hidden), 'hidden one')}" if found.hidden else ""
+        raise DamagedError(f"{source}: there is no bin file here{hidden}")
     with _written(out):
         room.make_folder(out, out)
     request = Request(target or "", kind, shape, side, index)
@@ -99,12 +111,28 @@ def convert(
             done=lambda outcome: tell(next(count), len(found.jobs)),
         )
     if as_json:
-        click.echo(json.dumps(_as_json(out, summary), indent=1))
+        click.echo(json.dumps(_as_json(out, summary, found.hidden), indent=1))
     else:
-        _show(out, summary)
+        _show(out, summary, found.hidden)
     with _written(out):
         room.record(out, summary, listing=source.is_dir())
     return 1 if summary.failed else 0
+
+
+def _folder(
+    out: Path | None, short: str | None, output_tensor: int | None
+) -> tuple[Path, int | None]:
+    """Return the folder and the output that are meant: msaccucmp's `-o` is a number, ours a folder.
+
+    Where `-out` names the folder, `-o` is as in msaccucmp.
+    """
+    if out is not None and short is not None:
+        if output_tensor is not None or not short.isdecimal():
+            raise click.UsageError(f"-o {short}: beside --out it is the number of one output")
+        return out, int(short)
+    if out is None and short is None:
+        raise click.UsageError("give a folder for the converted files: -out DIR, or -o DIR")
+    return out or Path(short or ""), output_tensor
 
 
 def _chosen(input_tensor: int | None, output_tensor: int | None) -> tuple[str, int]:
@@ -138,10 +166,14 @@ def _written(out: Path) -> Generator[None, None, None]:
         raise click.ClickException(f"{where}: cannot be written: {error.strerror}") from None
 
 
-def _show(out: Path, summary: Summary) -> None:
-    say([f"{warning.path}: {warning.reason}" for warning in summary.warnings], err=True)
-    say([f"{path}: empty" for path in summary.empty], err=True)
-    say([f"{failure.path}: {failure.reason}" for failure in summary.failures], err=True)
+def _show(out: Path, summary: Summary, hidden: Iterable[Path]) -> None:
+    told = (
+        *((path, "hidden, left alone") for path in hidden),
+        *((warning.path, warning.reason) for warning in summary.warnings),
+        *((path, "empty") for path in summary.empty),
+        *((failure.path, failure.reason) for failure in summary.failures),
+    )
+    say((room.one_line(f"{path}: {reason}") for path, reason in told), err=True)
     counts = (len(summary.empty), "empty"), (len(summary.failed), "not or not wholly converted")
     parts = [
         f"{counted(summary.tensors, 'tensor')} of {counted(len(summary.outcomes), 'file')}",
@@ -151,7 +183,7 @@ def _show(out: Path, summary: Summary) -> None:
     say([f"{out}: {', '.join(parts)}"])
 
 
-def _as_json(out: Path, summary: Summary) -> dict[str, object]:
+def _as_json(out: Path, summary: Summary, hidden: Iterable[Path]) -> dict[str, object]:
     def listed(found: list[Failure]) -> list[dict[str, str]]:
         return [{"path": str(each.path), "reason": each.reason} for each in found]
 
@@ -161,6 +193,7 @@ def _as_json(out: Path, summary: Summary) -> dict[str, object]:
         "tensor_count": summary.tensors,
         "bytes_written": summary.bytes_written,
         "empty": [str(path) for path in summary.empty],
+        "hidden": [str(path) for path in hidden],
         "failed_count": len(summary.failed),
         "failures": listed(summary.failures),
         "warnings": listed(summary.warnings),

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from rankdump.cli.options import TREE, iterations_of
+from rankdump.cli.options import TREE, selection
 from rankdump.cli.screen import say
 
 _NUMBER = click.IntRange(min=0)
@@ -17,14 +17,13 @@ _ERROR = click.FloatRange(min=0)
 @click.command()
 @click.argument("a", type=TREE)
 @click.argument("b", type=TREE)
-@click.option("--rank", type=_NUMBER, help="Only this rank.")
+@selection
 @click.option("--rank-a", type=_NUMBER, help="This rank of A; with --rank-b two are compared.")
 @click.option("--rank-b", type=_NUMBER, help="This rank of B.")
-@click.option("--iteration", callback=iterations_of, help='Only these, as "0|2-3".')
 @click.option("--iteration-a", type=_NUMBER, help="This one of A; with --iteration-b two of them.")
 @click.option("--iteration-b", type=_NUMBER, help="This one of B.")
-@click.option("--operator", "--op", metavar="GLOB", help="Only those whose name or type matches.")
-@click.option("--side", type=click.Choice(["input", "output"]), help="Only this side.")
+@click.option("--job-a", metavar="ID", default="", help="This job of A.")
+@click.option("--job-b", metavar="ID", default="", help="This job of B.")
 @click.option("--rtol", type=_ERROR, default=1e-4, help="Close: atol + rtol * |b|; 1e-4.")
 @click.option("--atol", type=_ERROR, default=1e-4, help="The same; 1e-4.")
 @click.option("--equal-nan", is_flag=True, help="NaN equals NaN at the same place.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,25 +29,34 @@ _LIMIT = 20
 def compared(a: Path, b: Path, asked: Mapping[str, Any]) -> Report:
     """Compare what two paths and the options of the command mean."""
     places = place_of(a), place_of(b)
-    iterations: Iterations | None = asked["iteration"]
+    asked = dict(asked)
+    iterations: Iterations | None = asked.pop("iterations")
     own = {
-        f"{name}_{side}": _one(name, side, getattr(place, name), asked)
+        f"{name}_{side}": _one(name, side, getattr(place, name), asked | {"iteration": iterations})
         for side, place in zip("ab", places, strict=True)
         for name in ("rank", "iteration")
     }
+    dumps = _dumps(places, asked)
     options: dict[str, Any] = {
         **asked,
         **own,
         "iteration": iterations.text if iterations else None,
     }
     with counting("comparing") as tell:
-        return compare(*map(_source, places), **options, progress=tell)
+        return compare(*dumps, **options, progress=tell)
 
 
-def _source(place: Place) -> str | Dump:
-    if place.graph is None:
-        return str(place.root)
-    return reader.open(place.root).where(graph=place.graph)
+def _dumps(places: Sequence[Place], asked: dict[str, Any]) -> list[Dump]:
+    """Open the trees, each once; what `compare` does not choose by is taken out of `asked`."""
+    opened = {place.root: reader.open(place.root) for place in places}
+    glob, pattern, job_id = (asked.pop(name) for name in ("op", "op_regex", "job_id"))
+    asked["operator"] = glob or pattern
+    dumps: list[Dump] = []
+    for side, place in zip("ab", places, strict=True):
+        dump = opened[place.root].of_job(asked.pop(f"job_{side}") or job_id)
+        dump = dump if place.graph is None else dump.where(graph=place.graph)
+        dumps.append(dump.where(operator=pattern) if glob and pattern else dump)
+    return dumps
 
 
 def _one(name: str, side: str, said: int | None, asked: Mapping[str, Any]) -> int | None:

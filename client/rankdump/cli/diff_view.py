@@ -9,7 +9,7 @@ from rankdump.cli.table import Column, numbers, table
 from rankdump.cli.text import counted, label, shortened
 from rankdump.diff import wording
 from rankdump.diff.summary import accused, call_key, lonely, max_absolute, other_origins
-from rankdump.diff.values import Origin, Report, Row, Suspect
+from rankdump.diff.values import CONSTANTS, Origin, Report, Row, Suspect
 from rankdump.reader import ranges
 
 _MOST_CANDIDATES = 5
@@ -26,7 +26,8 @@ def lead(report: Report) -> list[str]:
         lines = [wording.outline(report), *lines]
     for origin in other_origins(report):
         lines += _of_rank(origin)
-    return lines
+    types = wording.types(report)
+    return [*lines, *([types] if types else [])]
 
 
 def totals(report: Report) -> list[str]:
@@ -40,18 +41,20 @@ def totals(report: Report) -> list[str]:
 
 
 def rows_table(rows: Sequence[Row], report: Report, *, width: int) -> list[str]:
-    """Return rows as a table, under a line for each iteration where there are several.
+    """Return rows as a table, with rank and iteration where several were compared.
 
     Those of the operators where it may start have a mark.
     """
     suspects = accused(report)
     marked = any(call_key(row) in suspects for row in rows)
-    ranked = len({row.rank for row in rows}) > 1
+    ranked = len({row.rank for row in report.rows}) > 1
+    dated = len({row.iteration for row in report.rows}) > 1
     measured = any(row.outcome.measures for row in rows)
     figured = any(row.outcome.figures for row in rows)
     columns = (
         *([Column("")] if marked else []),
         *(numbers("rank") if ranked else ()),
+        *(numbers("iteration") if dated else ()),
         *(Column("operator", flexible=True), Column("place"), Column("verdict")),
         *(_MEASURES if measured else ()),
         *([Column("figures apart")] if figured else []),
@@ -60,26 +63,14 @@ def rows_table(rows: Sequence[Row], report: Report, *, width: int) -> list[str]:
         [
             *([_MARK if call_key(row) in suspects else ""] if marked else []),
             *([str(row.rank)] if ranked else []),
+            *(["-" if row.iteration == CONSTANTS else str(row.iteration)] if dated else []),
             *(wording.name(row, label), row.place, row.outcome.verdict.value),
             *(_measures(row) if measured else []),
             *([wording.apart(row)] if figured else []),
         ]
         for row in rows
     ]
-    titles, *lines = table(columns, cells, width=width)
-    return [titles, *_dated(rows, lines)] if rows else []
-
-
-def _dated(rows: Sequence[Row], lines: Sequence[str]) -> list[str]:
-    """Return the lines of those rows, with one in front of each iteration unless all are of one."""
-    if len({row.iteration for row in rows}) == 1:
-        return list(lines)
-    pairs = groupby(zip(rows, lines, strict=True), key=lambda pair: pair[0].iteration)
-    return [
-        line
-        for iteration, group in pairs
-        for line in (wording.iterations([iteration]), *(line for _, line in group))
-    ]
+    return table(columns, cells, width=width) if rows else []
 
 
 def remarks(rows: Sequence[Row], *, everything: bool = False) -> list[str]:

@@ -10,12 +10,12 @@ from pathlib import Path
 import click
 
 from rankdump import reader
-from rankdump.cli.listing import no_tree
-from rankdump.cli.options import TREE
+from rankdump.cli.listing import tree_at
+from rankdump.cli.options import TREE, selecting
 from rankdump.cli.screen import say
 from rankdump.cli.text import counted
 from rankdump.contract.errors import DamagedError
-from rankdump.reader import Origin, Search, Tree, ranges
+from rankdump.reader import Origin, Query, Search, Tree, ranges
 
 _LIMIT = 6
 _MOST_NAMED = 5
@@ -24,46 +24,49 @@ _MOST_NAMED = 5
 @click.command("find-source")
 @click.argument("tree", type=TREE)
 @click.argument("line")
-@click.option("--rank", type=click.IntRange(min=0), help="Only this rank.")
-@click.option("--graph", type=click.IntRange(min=0), help="Only this graph.")
+@selecting
 @click.option("--limit", type=click.IntRange(min=0), help="Most files of an operator; 0: all.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def find_source(
-    tree: Path, line: str, rank: int | None, graph: int | None, limit: int | None, as_json: bool
+    *, tree: Path, line: str, query: Query, job_id: str, limit: int | None, as_json: bool
 ) -> int:
     """Show which operators came from a line of the script.
 
     LINE is FILE:NUMBER, the end of a path being enough, or a piece of the line's text. Answered
     from the graphs of the tree (graphs/*.ir), with the files of each operator.
     """
-    found = reader.walk(tree)
+    found = tree_at(tree, query, job_id)
     every = reader.graph_files(tree, found.ranks)
-    graphs = [g for g in every if rank in (None, g.rank) and graph in (None, g.graph)]
+    graphs = [g for g in every if query.keeps_place(g.rank, g.graph, None, dated=False)]
     if not graphs:
         raise DamagedError(_no_graph(found, len(every)))
-    search = Search(line, reader.named(found, lambda tensor: True))
-    origins = search.origins(graphs)
+    search = Search(line, reader.named(found, query.keeps))
+    origins = [
+        origin
+        for origin in search.origins(graphs)
+        if origin.tensors or query.keeps_operator(origin.op_type, origin.op_name)
+    ]
     if as_json:
         body = [_as_json(origin) for origin in origins]
         problems = [*search.problems, *found.problems]
         head = {"root": str(tree), "line": line, "operator_count": len(body)}
         click.echo(json.dumps(head | {"operators": body, "problems": problems}, indent=1))
     else:
-        _show(origins, search, _LIMIT if limit is None else limit or None)
-        say((*search.problems, *found.problems))
+        _show(origins, search, _LIMIT if limit is None else limit or None, query, job_id)
+        say((*search.problems, *found.problems), err=True)
     return 1 if search.problems or found.problems else 0
 
 
 def _no_graph(tree: Tree, count: int) -> str:
-    if not tree.ranks:
-        return no_tree(tree)
     if count:
         return f"{tree.root}: none of its {counted(count, 'graph')} has that rank and number"
     expected = "rank_N/graphs/ms_output_trace_code_graph_M.ir or rankN/torch_api_dump_stack.json"
     return f"{tree.root}: no graph in it: expected {expected}"
 
 
-def _show(origins: Sequence[Origin], search: Search, limit: int | None) -> None:
+def _show(
+    origins: Sequence[Origin], search: Search, limit: int | None, query: Query, job_id: str
+) -> None:
     if not origins:
         say([_nothing(search)])
         return
@@ -82,7 +85,10 @@ def _show(origins: Sequence[Origin], search: Search, limit: int | None) -> None:
     if names:
         more = ", ..." * (len(names) > _MOST_NAMED)
         listed = ", ".join(names[:_MOST_NAMED]) + more
-        say(["", f"{counted(len(names), 'operator')} without a file: {listed}"])
+        # Of another iteration, side or job it may have some.
+        narrowed = query.iterations is not None or query.side is not None or job_id
+        which = "such a file" if narrowed else "a file"
+        say(["", f"{counted(len(names), 'operator')} without {which}: {listed}"])
 
 
 def _show_operator(same: list[Origin], limit: int | None) -> None:

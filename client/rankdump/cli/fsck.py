@@ -47,8 +47,9 @@ def fsck(
     """Check every file of TREE against its manifest and its checksum.
 
     Files are named with one word: torn, missing, foreign, duplicate, leftover, unmanifested,
-    unbalanced or manifest. Exit code 1 when anything is wrong, and was not repaired. Links are
-    never followed, and a tensor is never removed but one that stands in another file as well.
+    unbalanced or manifest. Exit code 1 when anything is wrong, and was not repaired, or no manifest
+    says what should be here. Links are never followed, and a tensor is never removed but one that
+    stands in another file as well.
     """
     if rebuild != (state_dir is not None):
         raise click.UsageError("--rebuild and --state-dir DIR go together")
@@ -64,7 +65,7 @@ def fsck(
         click.echo(json.dumps(_as_json(tree, report)))
     else:
         say(_lines(tree, report))
-    code = 1 if report.damages else 0
+    code = 0 if _clean(report) else 1
     if rebuild and state_dir is not None:
         return max(code, _rebuilt(tree, state_dir))
     return code
@@ -75,7 +76,11 @@ def _threads() -> int:
 
 
 def _as_json(tree: Path, report: Report) -> dict[str, object]:
-    return {"tree": str(tree), "clean": not report.damages, **asdict(report)}
+    return {"tree": str(tree), "clean": _clean(report), **asdict(report)}
+
+
+def _clean(report: Report) -> bool:
+    return report.checked and not report.damages
 
 
 def _lines(tree: Path, report: Report) -> list[str]:
@@ -96,9 +101,14 @@ def _line(damage: Damage) -> str:
 
 
 def _summary(tree: Path, report: Report) -> str:
+    found = _found(report.damages)
+    if not report.manifests:
+        looked = f"of {counted(report.looked_at, 'file')} only the names were looked at"
+        return f"{tree}: no tensor was checked, {looked}; {found or 'none is a link or left over'}"
     read = f"{counted(report.files, 'file')} read, {size(report.bytes_read)}"
+    links = f" (under {counted(report.names, 'name')})" if report.names > report.files else ""
     sure = f"{counted(report.digests, 'digest')} right"
-    return f"{tree}: {read}, {sure}; {_found(report.damages) or 'nothing is wrong'}"
+    return f"{tree}: {read}{links}, {sure}; {found or 'nothing is wrong'}"
 
 
 def _found(damages: Iterable[Damage]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from rankdump.cli.table import Column, numbers, table
 from rankdump.cli.tally import totals
@@ -30,17 +30,30 @@ def job_lines(view: StatusView, *, width: int) -> list[str]:
     """Return the lines below the table of ranks; none for a view that no coordinator gave."""
     if not (view.merges or view.agents):
         return []
+    found = (hint_lines(view.hints), finding_lines(view.order_findings))
+    return [*job_tables(view, width=width), *_parted(found)]
+
+
+def job_tables(view: StatusView, *, width: int) -> list[str]:
+    """Return how iterations, agents and the merge stand."""
+    if not (view.merges or view.agents):
+        return []
     parts = (
         _iterations(view, width),
         _agents(view.agents, width),
         [merge_line(merge, named=len(view.merges) > 1) for merge in view.merges],
-        hint_lines(view.hints),
-        finding_lines(view.order_findings),
     )
-    lines: list[str] = []
+    return list(_parted(parts))
+
+
+def job_findings(view: StatusView) -> list[str]:
+    """Return what asks for something, and what the merge found."""
+    return [*hint_lines(view.hints), *finding_lines(view.order_findings)]
+
+
+def _parted(parts: Iterable[list[str]]) -> Iterator[str]:
     for part in parts:
-        lines += ["", *part] if part else []
-    return lines
+        yield from ("", *part) if part else ()
 
 
 def merge_line(merge: MergeStatus, *, named: bool) -> str:

@@ -8,14 +8,16 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby
+from pathlib import Path
 from typing import TypeAlias
 
+from rankdump import reader
 from rankdump.cli.table import Column, numbers, table
 from rankdump.cli.text import counted, label, ratio, shape, size
 from rankdump.contract.errors import DamagedError
 from rankdump.contract.key import Side, TensorKey
 from rankdump.contract.layout.folders import FORMS
-from rankdump.reader import Entry, Facts, Named, Tree, facts, ranges
+from rankdump.reader import Entry, Facts, Named, Query, Tree, facts, ranges
 
 MOST_GROUPS = 40
 _MOST_NAMED = 3
@@ -32,6 +34,7 @@ _TENSOR_COLUMNS = (
 )
 _DIGEST_COLUMNS = (Column("digest"), Column("same"))
 _DIGITS = 12
+_EVERYTHING = Query()
 Content: TypeAlias = "tuple[str, str, tuple[int, ...]]"
 """Digest, element type and shape: equal for tensors that are the same."""
 
@@ -110,9 +113,25 @@ def place(key: TensorKey) -> str:
     return f"rank {key.rank}, {when}{net}"
 
 
+def tree_at(
+    root: Path, query: Query = _EVERYTHING, job_id: str = "", *, balances_only: bool = False
+) -> Tree:
+    """Return what of a folder is asked for, or of what a job dumped, as `reader.walk` reads it.
+
+    DamagedError where it is no tree, or that job is not in it.
+    """
+    tree = reader.walk(root, query, balances_only=balances_only, job_id=job_id)
+    if not (tree.entries or tree.tables or tree.manifests):
+        reader.check_ours(root)
+    if not tree.ranks:
+        raise DamagedError(no_tree(tree))
+    return tree
+
+
 def no_tree(tree: Tree) -> str:
     """Return one sentence for a folder that holds no tree."""
-    return f"{tree.root}: no rank folder here, nor another tree: expected {FORMS}"
+    why = "".join(f"; {problem}" for problem in tree.problems)
+    return f"{tree.root}: no rank folder here, nor another tree: expected {FORMS}{why}"
 
 
 def table_noun(tree: Tree) -> str:

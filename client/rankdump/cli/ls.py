@@ -11,13 +11,13 @@ from rankdump import reader
 from rankdump.cli.listing import (
     Row,
     described,
-    no_tree,
     nothing,
     overview,
     same_marks,
     shared,
     table_noun,
     tensors,
+    tree_at,
 )
 from rankdump.cli.options import FILTER_HINT, TREE, selecting
 from rankdump.cli.screen import say, show_table, table_width
@@ -34,24 +34,26 @@ _LIMIT = 100
 @click.option("--limit", type=click.IntRange(min=0), help="Most tensors listed; 0: all.")
 @click.option("--digest", "digests", is_flag=True, help="Show which tensors are the same.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
-def ls(tree: Path, query: Query, limit: int | None, digests: bool, as_json: bool) -> int:
+def ls(
+    *, tree: Path, query: Query, job_id: str, limit: int | None, digests: bool, as_json: bool
+) -> int:
     """List the tensors of a tree.
 
     Without a filter: its ranks and iterations, and the first tensors. With --digest, tensors of
     the same bytes, type and shape have the same mark. Exit code 1 when something in the tree is
     damaged, or it is no tree.
     """
-    found = reader.walk(tree, query)
+    found = tree_at(tree, query, job_id)
     kept = found.entries if query.empty else found.entries.where(query.keeps)
     if as_json:
         rows = described(kept[: limit or None])
         click.echo(json.dumps(_as_json(found, rows, len(kept)), indent=1))
     else:
-        brief = query.empty and limit is None
+        brief = query.empty and limit is None and not job_id
         shown = _FIRST if brief else _LIMIT if limit is None else limit or len(kept)
         rows = described(kept[:shown])
         _show(found, kept, rows, brief=brief, digests=digests)
-    return 1 if reader.damaged(found) or any(row.damage for row in rows) or not found.ranks else 0
+    return 1 if reader.damaged(found) or any(row.damage for row in rows) else 0
 
 
 def _show(tree: Tree, kept: Entries, rows: list[Row], *, brief: bool, digests: bool) -> None:
@@ -65,21 +67,23 @@ def _show(tree: Tree, kept: Entries, rows: list[Row], *, brief: bool, digests: b
     left = len(kept) - len(rows)
     if left:
         say([f"... {counted(left, 'more tensor')}: {FILTER_HINT}; --limit 0 lists all"])
-    say(["", _total(tree, kept)])
+    say([*([""] if rows else []), _total(tree, kept)])
     if marks is not None:
         say([shared(kept, marks)])
     if not kept:
-        every = reader.walk(tree.root).entries
+        every = tree_at(tree.root, job_id=tree.job_id).entries
         say([nothing(every)] if every else [])
     if tree.tables:
-        say([f"figures in {counted(len(tree.tables), table_noun(tree))}: rankdump stats"])
-    say([row.damage for row in rows if row.damage])
-    say(reader.findings(tree))
+        tables = counted(len(tree.tables), table_noun(tree))
+        taken = size(sum(table.stored_bytes for table in tree.tables))
+        say([f"figures in {tables}, {taken} on disk: rankdump stats"])
+    faults = reader.faults(tree)
+    say(finding for finding in reader.findings(tree) if finding not in faults)
+    say([row.damage for row in rows if row.damage], err=True)
+    say(faults, err=True)
 
 
 def _total(tree: Tree, kept: Entries) -> str:
-    if not tree.ranks:
-        return no_tree(tree)
     foreign = f"; {counted(tree.foreign, 'other file')} ignored" if tree.foreign else ""
     if not tree.entries and tree.whole:
         return f"{tree.root}: no tensor files{foreign}"
@@ -98,6 +102,7 @@ def _as_json(tree: Tree, rows: list[Row], count: int) -> dict[str, object]:
         "ranks_are_devices": tree.by_device,
         "tensor_count": count,
         "table_count": len(tree.tables),
+        "table_bytes": sum(table.stored_bytes for table in tree.tables),
         "foreign_files": tree.foreign,
         "findings": reader.findings(tree),
         "tensors": [_row_as_json(row) for row in rows],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rankdump.contract.addresses import DEFAULT_AGENT
-from rankdump.contract.iterations import parse_iterations
+from rankdump.contract.iterations import idle_segments, parse_iterations
 from rankdump.contract.key import Side
 from rankdump.contract.plan import Iterations
 from rankdump.reader import Query
@@ -20,6 +20,8 @@ from rankdump.reader import Query
 if TYPE_CHECKING:
     from rankdump.wire.channel import Credentials
 
+_BRACKETS = re.compile(r"\[!?\]?[^\]]*\]")
+"""Classes of characters in a glob, as fnmatch reads them."""
 DEFAULT_COORDINATOR = "127.0.0.1:7421"
 """Where a coordinator answers unless RANKDUMP_COORDINATOR says otherwise."""
 TREE = click.Path(exists=True, file_okay=False, path_type=Path)
@@ -29,18 +31,35 @@ TREE = click.Path(exists=True, file_okay=False, path_type=Path)
 def iterations_of(
     context: click.Context, parameter: click.Parameter, text: str | None
 ) -> Iterations | None:
-    """Return the iterations an option means; a usage error says what is allowed."""
+    """Return the iterations an option means; a usage error says what is allowed.
+
+    A configuration may hold segments that match nothing; who types one made a mistake.
+    """
     if text is None:
         return None
     iterations = parse_iterations(text)
-    if iterations is None:
+    idle = idle_segments(text)
+    if iterations is None or idle:
+        why = ", ".join(f"{segment!r} {reason}" for segment, reason in idle.items())
         raise click.BadParameter(
-            f'{text!r} is not allowed; allowed: "all", or numbers and ranges joined by "|", '
-            'such as "0|2-3"',
+            f"{text!r} is not allowed{f': {why}' if iterations else ''}; "
+            'allowed: "all", or numbers and ranges joined by "|", such as "0|2-3"',
             context,
             parameter,
         )
     return iterations
+
+
+def glob_of(context: click.Context, parameter: click.Parameter, text: str | None) -> str | None:
+    """Return the glob an option means; a usage error says where it has an open bracket."""
+    if text is not None and "[" in _BRACKETS.sub("", text):
+        raise click.BadParameter(
+            f"{text!r} is no glob: a [ has no ] behind it; "
+            "allowed: *, ?, [abc], [!abc], and [[] for a [ itself",
+            context,
+            parameter,
+        )
+    return text
 
 
 def pattern_of(
@@ -55,26 +74,41 @@ def pattern_of(
         ) from None
 
 
-_FILTERS = (
-    click.option("--rank", type=click.IntRange(min=0), help="Only this rank."),
-    click.option("--graph", type=click.IntRange(min=0), help="Only this graph."),
-    click.option(
+_SELECTION: Mapping[str, Callable[[Callable[..., int]], Callable[..., int]]] = {
+    "rank": click.option("--rank", type=click.IntRange(min=0), help="Only this rank."),
+    "graph": click.option("--graph", type=click.IntRange(min=0), help="Only this graph."),
+    "iterations": click.option(
         "--iteration", "iterations", callback=iterations_of, help='Only these, as "0|2-3".'
     ),
-    click.option("--op", metavar="GLOB", help="Only operators whose name or type matches."),
-    click.option(
+    "op": click.option(
+        "--op",
+        "--operator",
+        "op",
+        metavar="GLOB",
+        callback=glob_of,
+        help="Only operators whose name or type matches.",
+    ),
+    "op_regex": click.option(
         "--op-regex",
         metavar="REGEX",
         callback=pattern_of,
         help="Only operators in whose name it is found.",
     ),
-    click.option("--side", type=click.Choice(["input", "output"]), help="Only this side."),
-)
-FILTER_HINT = "--rank, --graph, --iteration, --op, --op-regex, --side select"
+    "job_id": click.option("--job", "job_id", metavar="ID", default="", help="Only this job."),
+    "side": click.option("--side", type=click.Choice(["input", "output"]), help="Only this side."),
+}
+FILTER_HINT = "--rank, --graph, --iteration, --op, --op-regex, --job, --side select"
 
 
-def selecting(command: Callable[..., int]) -> Callable[..., int]:
-    """Give a command the options that select tensors; it gets them as one `query`."""
+def selection(command: Callable[..., int], *, without: str = "") -> Callable[..., int]:
+    """Give a command the options that select tensors, or all of them but one."""
+    for name, option in reversed(tuple(_SELECTION.items())):
+        command = command if name == without else option(command)
+    return command
+
+
+def selecting(command: Callable[..., int], *, without: str = "") -> Callable[..., int]:
+    """Give a command those options; it gets them as one `query`, and the job as `job_id`."""
 
     @wraps(command)
     def with_query(
@@ -84,7 +118,7 @@ def selecting(command: Callable[..., int]) -> Callable[..., int]:
         iterations: Iterations | None,
         op: str | None,
         op_regex: re.Pattern[str] | None,
-        side: str | None,
+        side: str | None = None,
         **others: object,
     ) -> int:
         query = Query(
@@ -97,10 +131,12 @@ def selecting(command: Callable[..., int]) -> Callable[..., int]:
         )
         return command(query=query, **others)
 
-    chosen: Callable[..., int] = with_query
-    for option in reversed(_FILTERS):
-        chosen = option(chosen)
-    return chosen
+    return selection(with_query, without=without)
+
+
+def selecting_operators(command: Callable[..., int]) -> Callable[..., int]:
+    """Give a command the options that make sense where operators have no sides."""
+    return selecting(command, without="side")
 
 
 def agent_address(given: str | None) -> str:

@@ -7,20 +7,18 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import click
 
 from rankdump import reader
-from rankdump.cli.options import TREE, coordinator_address, iterations_of
+from rankdump.cli.options import TREE, coordinator_address, selecting_operators
 from rankdump.cli.screen import say, show_table, table_width
 from rankdump.cli.table import Column, numbers, table
 from rankdump.cli.text import counted, label
 from rankdump.contract.events import EventKind
 from rankdump.contract.findings import Finding
-from rankdump.contract.plan import Iterations
 from rankdump.contract.status import OrderEntry
-from rankdump.reader import ranges
+from rankdump.reader import Query, ranges
 
 _LIMIT = 40
 _COLUMNS = (
@@ -36,30 +34,29 @@ _COLUMNS = (
 @click.option(
     "--coordinator", metavar="ADDRESS", help="Whom to ask; default: RANKDUMP_COORDINATOR."
 )
-@click.option("--job", "job_id", metavar="ID", default="", help="This one; default: the last one.")
-@click.option("--graph", type=click.IntRange(min=0), help="Only this graph.")
-@click.option("--iteration", "iterations", callback=iterations_of, help='Only these, as "0|2-3".')
-@click.option("--rank", type=click.IntRange(min=0), help="Only what this rank took part in.")
+@selecting_operators
 @click.option("--findings", "findings_only", is_flag=True, help="Only what the merge found odd.")
 @click.option("--limit", type=click.IntRange(min=0), help="Most lines; 0: all.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def order(
+    *,
     tree: Path | None,
     coordinator: str | None,
+    query: Query,
     job_id: str,
     findings_only: bool,
     limit: int | None,
     as_json: bool,
-    **wanted: Any,
 ) -> int:
     """Show in which order all ranks executed.
 
-    With a TREE from its files, without one from the coordinator. With --findings the exit code
-    is 1 when there are any.
+    With a TREE from its files, without one from the coordinator; without --job that of the job
+    that published last. --rank shows what it took part in. With --findings the exit code is 1
+    when there are any.
     """
     if tree and coordinator:
         raise click.UsageError("TREE and --coordinator do not go together")
-    wants = _Wants(**wanted)
+    wants = _Wants(query)
     source = (
         _of_tree(tree, job_id, wants, findings_only)
         if tree
@@ -80,20 +77,21 @@ def order(
 class _Wants:
     """Which entries and findings are asked for."""
 
-    graph: int | None
-    iterations: Iterations | None
-    rank: int | None
+    query: Query
 
     def keeps(self, entry: OrderEntry) -> bool:
-        return (
-            self.graph in (None, entry.graph)
-            and (self.iterations is None or entry.iteration in self.iterations)
-            and (self.rank is None or self.rank in entry.ranks or self.rank in entry.missing)
-        )
+        query = self.query
+        ranks = (*entry.ranks, *entry.missing)
+        return any(
+            query.keeps_place(rank, entry.graph, entry.iteration) for rank in ranks
+        ) and query.keeps_operator(_type(entry.name), entry.name)
 
     def about(self, finding: Finding) -> bool:
-        in_time = self.iterations is None or finding.iteration in self.iterations
-        return in_time and (self.rank is None or not finding.ranks or self.rank in finding.ranks)
+        query = self.query
+        in_time = query.iterations is None or finding.iteration in query.iterations
+        about_rank = query.rank is None or not finding.ranks or query.rank in finding.ranks
+        about_operator = not finding.name or query.keeps_operator(_type(finding.name), finding.name)
+        return in_time and about_rank and about_operator
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +103,7 @@ class _Source:
 
 def _of_tree(tree: Path, job_id: str, wants: _Wants, findings_only: bool) -> _Source:
     published = reader.read_order(tree, job_id=job_id)
-    entries = published.entries(graph=wants.graph, iterations=wants.iterations)
+    entries = published.entries(graph=wants.query.graph, iterations=wants.query.iterations)
     others = ", ".join(published.others)
     notes = (f"orders of other jobs stand in {others}: --job ID shows one",) if others else ()
     kept = iter(()) if findings_only else filter(wants.keeps, entries)
@@ -120,7 +118,7 @@ def _of_coordinator(
 
     address = coordinator_address(coordinator)
     findings = order_findings(address, job_id=job_id)
-    entries = global_order(address, job_id=job_id, graph=wants.graph)
+    entries = global_order(address, job_id=job_id, graph=wants.query.graph)
     return _Source(iter(()) if findings_only else filter(wants.keeps, entries), findings)
 
 
@@ -128,11 +126,13 @@ def _show(entries: Iterator[OrderEntry], limit: int) -> None:
     shown = list(islice(entries, limit or None))
     if shown:
         show_table(lines(shown, width=table_width()))
-    if limit and next(entries, None):
-        say(["... more lines: --limit 0 shows all, --iteration and --rank select"])
-    members = sum(entry.kind.collective for entry in shown)
-    of = f"{counted(len(shown), 'line')}, of which {members} for collectives"
-    say(["", f"{of}; --json has the full scope names"])
+    cut = bool(limit) and next(entries, None) is not None
+    say(["... more lines: --limit 0 shows all, --iteration, --op and --rank select"] if cut else [])
+    # The coordinator counts what each rank did; here a collective of all ranks is one line.
+    events = counted(sum(len(entry.ranks) for entry in shown), "event")
+    collectives = counted(sum(entry.kind.collective for entry in shown), "line")
+    of = f"{'first ' if cut else ''}{counted(len(shown), 'line')} for {events} of the ranks"
+    say(["", f"{of}, {collectives} of collectives; --json has the full scope names"])
 
 
 def _show_json(source: _Source, wants: _Wants, limit: int | None) -> None:
@@ -166,6 +166,11 @@ def lines(entries: list[OrderEntry], *, width: int) -> list[str]:
         for entry in entries
     ]
     return table(_COLUMNS, rows, width=width)
+
+
+def _type(op_name: str) -> str:
+    """Return the type of an operator, which its name ends in: `Linear` of `.../Linear-op0`."""
+    return op_name.rpartition("/")[2].rpartition("-op")[0]
 
 
 def _name(entry: OrderEntry) -> str:

@@ -12,6 +12,7 @@ import click
 from rankdump.cli.screen import say, show_table, table_width
 from rankdump.cli.table import Column, numbers, table
 from rankdump.cli.text import counted
+from rankdump.contract.errors import DamagedError
 from rankdump.contract.opdebug import Section
 from rankdump.overflow import Hit, Record, Search, search
 
@@ -38,9 +39,11 @@ def overflow(path: Path, target: Path | None, as_json: bool) -> int:
     """List the overflows that CANN recorded.
 
     PATH is an Opdebug file, or a folder that is searched with all below it. Exit code 1 when there
-    is an overflow or a file is damaged.
+    is an overflow, a file is damaged, or the folder holds no file at all.
     """
     found = search(path)
+    if not (found.files or found.problems):
+        raise DamagedError(f"{path}: no file is here: nothing was looked into")
     root = path if path.is_dir() else path.parent
     written = _write(found, root, target) if target else 0
     if as_json:
@@ -79,7 +82,7 @@ def _show(found: Search, path: Path) -> None:
         say(["", *_meanings(found), f"{path}: {total}, {hit} with an overflow"])
     elif not found.problems:
         say([f"{path}: no Opdebug file here"])
-    say(found.problems)
+    say(found.problems, err=True)
 
 
 def _rows(record: Record) -> Iterator[list[str]]:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
 from typing import TypeAlias
 
 from rankdump.cli.table import Column, numbers, table
 from rankdump.cli.tally import Tally, Totals, tallies, totals
-from rankdump.cli.text import ratio, size
+from rankdump.cli.text import counted, ratio, size
 from rankdump.contract.status import StatusView
 
 _RowOf: TypeAlias = Callable[[str, str, tuple[Tally, ...]], list[str]]
-_MOST_RANKS = 64
+MOST_RANKS = 64
 _STATUS_COLUMNS = (
     Column("rank", right=True),
     Column("state"),
@@ -23,11 +24,18 @@ _SUMMARY_COLUMNS = numbers(
 )
 
 
-def status_table(view: StatusView, *, width: int, most: int = _MOST_RANKS) -> list[str]:
-    """Return the ranks with their full balance, job after job; at most so many of each."""
+def status_table(
+    view: StatusView, *, width: int, most: int = MOST_RANKS, folded: Collection[str] = ()
+) -> list[str]:
+    """Return the ranks with their full balance, job after job; at most so many of each.
+
+    Jobs that are folded have one line each, before the others.
+    """
     groups = _by_job(tallies(view))
-    lines: list[str] = []
+    lines = [_job_line(job, groups[job]) for job in groups if job in folded]
     for job, ranks in groups.items():
+        if job in folded:
+            continue
         if len(groups) > 1:
             lines += ["", f"job {job or '(unknown)'}"]
         rows = [_status_row(str(tally.rank), tally.state, (tally,)) for tally in ranks]
@@ -35,11 +43,20 @@ def status_table(view: StatusView, *, width: int, most: int = _MOST_RANKS) -> li
     return lines
 
 
+def _job_line(job: str, ranks: list[Tally]) -> str:
+    sums = _sums(tuple(ranks))
+    states = Counter(tally.state or "unknown" for tally in ranks)
+    how = ", ".join(f"{count:,} {state}" for state, count in states.items())
+    kept = f"{counted(sums.kept, 'tensor')}, {size(sums.bytes_stored)}"
+    iterations = f"iterations {_iterations(tuple(ranks))}"
+    return f"job {job or '(unknown)'}: ranks {how}; {iterations}, {kept}, {sums.dropped:,} dropped"
+
+
 def summary_table(view: StatusView, *, width: int) -> list[str]:
     """Return what was collected, rank by rank."""
     ranks = tallies(view)
     rows = [_summary_row(str(tally.rank), tally.state, (tally,)) for tally in ranks]
-    return table(_SUMMARY_COLUMNS, _bounded(rows, ranks, _summary_row, _MOST_RANKS), width=width)
+    return table(_SUMMARY_COLUMNS, _bounded(rows, ranks, _summary_row, MOST_RANKS), width=width)
 
 
 def _by_job(ranks: Iterable[Tally]) -> dict[str, list[Tally]]:
@@ -93,4 +110,6 @@ def _iterations(ranks: tuple[Tally, ...]) -> str:
 
 def _sizes(sums: Totals) -> list[str]:
     smaller = ratio(sums.bytes_in, sums.bytes_compared)
-    return [size(sums.bytes_in), size(sums.bytes_stored), smaller]
+    # An agent does not count what rows of tables take; a link takes nothing.
+    unknown = not sums.bytes_stored and sums.stored + sums.degraded > 0
+    return [size(sums.bytes_in), "-" if unknown else size(sums.bytes_stored), smaller]

@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 from rankdump import reader
-from rankdump.cli.listing import no_tree, nothing, place, table_noun, title
+from rankdump.cli.listing import nothing, place, table_noun, title, tree_at
 from rankdump.cli.options import FILTER_HINT, TREE, selecting
 from rankdump.cli.screen import say, show_table, table_width
 from rankdump.cli.table import Column, numbers, table
@@ -84,14 +84,21 @@ class _Seen:
 @click.option("--limit", type=click.IntRange(min=0), help="Most tensors shown; 0: all.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def stats(
-    tree: Path, query: Query, nonfinite: bool, by: str, limit: int | None, as_json: bool
+    *,
+    tree: Path,
+    query: Query,
+    job_id: str,
+    nonfinite: bool,
+    by: str,
+    limit: int | None,
+    as_json: bool,
 ) -> int:
     """Show figures of the tensors of a tree.
 
     From a table of figures where there is one, else computed from the tensors. Exit code 1 when
     something is damaged or there is no tree; NaN and infinities alone are no failure.
     """
-    found = reader.walk(tree, query)
+    found = tree_at(tree, query, job_id)
     survey, seen = Survey(found, query, decide=nonfinite), _Seen()
     rows = (row for row in seen.passing(survey) if row.finite is False or not nonfinite)
     ordered = rows if by == "order" else iter(sorted(rows, key=lambda row: _extreme(row, by)))
@@ -107,10 +114,9 @@ def stats(
             deque(ordered, maxlen=0)
         whole = not cut or nonfinite or by != "order"
         counts = seen if whole else passed
-        say(["", *_sentences(found, counts, whole=whole), *([_MORE] if cut else [])])
-        say([*seen.damage, *survey.problems, *found.problems])
-    damaged = seen.damage or survey.problems or found.problems
-    return 1 if damaged or not found.ranks else 0
+        say([*_sentences(found, counts, whole=whole), *([_MORE] if cut else [])])
+        say([*seen.damage, *survey.problems, *found.problems], err=True)
+    return 1 if seen.damage or survey.problems or found.problems else 0
 
 
 def _extreme(row: Surveyed, by: str) -> tuple[bool, bool, float]:
@@ -125,17 +131,16 @@ def _ran(row: Surveyed) -> tuple[int, int, int]:
 
 
 def _show(rows: Iterator[Surveyed], limit: int | None, *, by: str) -> None:
-    """Print tables; one group of the tree is held at a time."""
+    """Print tables, with a blank line behind each; one group of the tree is held at a time."""
     width = table_width()
     shown = islice(rows, limit)
     if by != "order":
         lines = table(_SORTED_COLUMNS, [_sorted_cells(row) for row in shown], width=width)
-        show_table(lines if len(lines) > 1 else [])
+        show_table([*lines, ""] if len(lines) > 1 else [])
         return
-    for at, (where, group) in enumerate(groupby(shown, key=lambda row: place(row.key))):
-        say([""] if at else [])
+    for where, group in groupby(shown, key=lambda row: place(row.key)):
         say([where])
-        show_table(table(_COLUMNS, [_cells(row) for row in group], width=width))
+        show_table([*table(_COLUMNS, [_cells(row) for row in group], width=width), ""])
 
 
 def _cells(row: Surveyed) -> list[str]:
@@ -158,10 +163,8 @@ def _numbers(row: Surveyed) -> list[str]:
 
 
 def _sentences(tree: Tree, seen: _Seen, *, whole: bool) -> list[str]:
-    if not tree.ranks:
-        return [no_tree(tree)]
     if not seen.count:
-        return [nothing(reader.named(reader.walk(tree.root), lambda tensor: True))]
+        return [nothing(reader.named(tree_at(tree.root, job_id=tree.job_id), lambda tensor: True))]
     source = f"from {table_noun(tree)}s"
     sources = (seen.tabled, source), (seen.computed, "computed from the tensors")
     said = ", ".join(f"{count:,} {source}" for count, source in sources if count)

@@ -80,6 +80,13 @@ def tallies(view: StatusView) -> tuple[Tally, ...]:
     )
 
 
+def jobs_over(ranks: Iterable[Tally]) -> set[str]:
+    """Return the jobs of which no rank has an open session."""
+    ranks = tuple(ranks)
+    going = {tally.job_id for tally in ranks if tally.state == SessionState.OPEN.value}
+    return {tally.job_id for tally in ranks} - going
+
+
 def totals(iterations: Iterable[IterationStatus]) -> Totals:
     """Return the sums."""
     held = tuple(iterations)
@@ -94,6 +101,13 @@ def totals(iterations: Iterable[IterationStatus]) -> Totals:
         bytes_stored=sum(i.bytes_stored for i in held),
         bytes_compared=sum(i.bytes_stored for i in held if i.bytes_in),
     )
+
+
+def nobody_line(view: StatusView) -> str:
+    """Return one sentence for a view without ranks; only a tree has a root then."""
+    if view.roots:
+        return "no manifest, and no iteration with tensors: rankdump ls says what is here"
+    return "no rank has opened a session"
 
 
 def sentences(view: StatusView) -> tuple[str, ...]:

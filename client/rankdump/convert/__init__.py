@@ -4,7 +4,7 @@ Names, cropping and what is left out are msaccucmp's (ascend-formats.md 3.1 to 3
 damaged is reported and the rest converted; every output appears under its name at one blow.
 """
 
-from rankdump.convert.out import make_folder, record
+from rankdump.convert.out import make_folder, one_line, record
 from rankdump.convert.request import Failure, Outcome, Request, Summary
 from rankdump.convert.run import convert
 from rankdump.convert.sources import Found, find
@@ -18,5 +18,6 @@ __all__ = [
     "convert",
     "find",
     "make_folder",
+    "one_line",
     "record",
 ]

@@ -6,6 +6,7 @@ import contextlib
 import csv
 import io
 import os
+import re
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +16,13 @@ from rankdump.contract.layout.place import MAPPING_FILE
 from rankdump.convert.request import Mapped, Summary
 
 FAILED_FILE = "convert_failed_file_list.txt"
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def one_line(name: str) -> str:
+    """Return a name with escapes in the place of what would end or redraw its line."""
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), name)
 
 
 def make_folder(root: Path, folder: Path) -> None:
@@ -64,7 +71,8 @@ def _add_mapped(summary: Summary) -> None:
 def _list_failed(root: Path, failed: Sequence[Path]) -> None:
     """Write the list of files that were not converted; without one, an old list goes."""
     if failed:
-        lines = tuple(os.fsencode(path.absolute()) + b"\n" for path in failed)
+        # A line is a path: what would break it is written as in a string of Python.
+        lines = tuple(os.fsencode(one_line(str(path.absolute()))) + b"\n" for path in failed)
         write(root, FAILED_FILE, lines)
     else:
         (root / FAILED_FILE).unlink(missing_ok=True)

@@ -18,6 +18,8 @@ class Found:
 
     jobs: tuple[Job, ...]
     problems: tuple[Failure, ...] = ()
+    hidden: tuple[Path, ...] = ()
+    """Files named like bin files but for a dot in front, which are left alone."""
 
 
 def find(source: Path, out: Path, *, recursive: bool = False) -> Found:
@@ -33,7 +35,11 @@ def find(source: Path, out: Path, *, recursive: bool = False) -> Found:
     def unreadable(error: OSError) -> None:
         problems.append(Failure(Path(error.filename), f"cannot be listed: {error.strerror}"))
 
-    for path in sorted(_files(source, out.resolve(), unreadable, recursive=recursive)):
+    every = sorted(_files(source, out.resolve(), unreadable, recursive=recursive))
+    for path in (path for path in every if not path.name.startswith(".")):
+        if not path.is_file():
+            problems.append(Failure(path, "no regular file"))
+            continue
         folder = out / path.parent.relative_to(source)
         job = _job(path, folder)
         place = folder / plain_name(path.name)
@@ -42,7 +48,8 @@ def find(source: Path, out: Path, *, recursive: bool = False) -> Found:
             problems.append(Failure(path, f"{other} becomes files of the same names"))
         else:
             jobs[place] = job
-    return Found(tuple(jobs.values()), tuple(problems))
+    hidden = tuple(path for path in every if path.name.startswith("."))
+    return Found(tuple(jobs.values()), tuple(problems), hidden)
 
 
 def _files(
@@ -55,11 +62,7 @@ def _files(
             for name in below
             if recursive and not name.startswith(".") and (here / name).resolve() != out
         ]
-        yield from (here / name for name in files if _may_be_bin(here / name))
-
-
-def _may_be_bin(path: Path) -> bool:
-    return not path.name.startswith(".") and numbered(path.name) and path.is_file()
+        yield from (here / name for name in files if numbered(name.removeprefix(".")))
 
 
 def _job(path: Path, folder: Path) -> Job:

@@ -9,6 +9,7 @@ came from outside what was dumped, or through a call that only one side made.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ from typing import TypeAlias
 from rankdump.contract.key import Side
 from rankdump.diff import origin_words as words
 from rankdump.diff.origin_rows import Question, bad, seen, tensor_of
+from rankdump.diff.summary import error, severity
 from rankdump.diff.values import CONSTANTS, Row
 
 _Place: TypeAlias = "tuple[int, int]"
@@ -63,6 +65,15 @@ class Found:
     def first(self) -> Row:
         """The likeliest."""
         return self.steps[0].row
+
+    @property
+    def amount(self) -> tuple[int, float]:
+        """How bad is what its reason speaks of: the verdict, then the error."""
+        wrong = [row for row in self.steps[0].rows if bad(row, self.question)]
+        outputs = [row for row in wrong if _side(row) is Side.OUTPUT]
+        told = (outputs or wrong or self.steps[0].rows)[0]
+        known = error(told)
+        return -severity(told), 0.0 if math.isnan(known) else known
 
     @property
     def place(self) -> tuple[bool, int]:

@@ -94,10 +94,12 @@ def _joined(own: list[tuple[Found, Suspect]], merged: Merged) -> Origin:
         order = "the merged order" if merged.places else "their own order"
         why = f"it starts at different calls on ranks {ranks}; the first here is so by {order}"
         return Origin(question.kind, question.side, False, tuple(s for _, s in own), why)
-    surest = next((pair for pair in own if not pair[0].why), own[0])
-    first, suspect = surest
+    sure = [pair for pair in own if not pair[0].why] or own[:1]
+    first, suspect = sure[0]
+    # "By at most" is said of all these ranks.
+    _, widest = max(sure, key=lambda pair: pair[0].amount)
     others = sorted(each.first.rank for each, _ in own if each is not first)
-    reason = suspect.reason + (words.other_ranks(others) if others else "")
+    reason = widest.reason + (words.other_ranks(others) if others else "")
     named = replace(suspect, reason=reason)
     return Origin(question.kind, question.side, not first.why, (named,), first.why)
 

@@ -29,8 +29,24 @@ def weights(found: Found, rows: Iterable[Row]) -> str:
     for iteration in wanted:
         different = [row for row in by_iteration.get(iteration, []) if _differs(row)]
         if different:
-            return words.also_differs(different[0], after=iteration == first.iteration)
+            widest = _widest(different[0], rows)
+            return words.also_differs(widest, after=iteration == first.iteration)
     return ""
+
+
+def _widest(weight: Row, rows: Iterable[Row]) -> Row:
+    """Return the row of a weight on the rank where it is apart the most."""
+    what = weight.iteration, words.name_of(weight), weight.place
+    same = [
+        row
+        for row in rows
+        if row.op_type == PARAMETER
+        and (row.iteration, words.name_of(row), row.place) == what
+        and row.outcome.verdict is weight.outcome.verdict
+    ]
+    return max(
+        same, key=lambda row: row.outcome.measures.max_absolute if row.outcome.measures else 0.0
+    )
 
 
 def _belongs(row: Row, path: str) -> bool:

@@ -8,7 +8,7 @@ from rankdump.contract.key import Side
 from rankdump.contract.layout.api_name import LAYER, call_of
 from rankdump.contract.layout.mindspore_sync import PARAMETER
 from rankdump.diff.origin_rows import Question, bad, tensor_of
-from rankdump.diff.values import Row, Verdict
+from rankdump.diff.values import TYPES, Row, Verdict
 
 NO_INPUTS = "no inputs were dumped: what comes between two calls cannot be told from a call"
 NO_OUTPUTS = "no outputs were dumped: it happened in this call or on the way to the next one"
@@ -130,9 +130,15 @@ def _wrong(row: Row, question: Question) -> str:
         shapes = f": {a.shape} and {b.shape}" if a and b and a.shape and b.shape else ""
         return f"{row.place} has another shape{shapes}"
     if outcome.verdict is Verdict.NAN:
-        places = f" at {outcome.measures.nonfinite_apart} places" if outcome.measures else ""
+        count = outcome.measures.nonfinite_apart if outcome.measures else 0
+        places = f" at {count:,} {'place' if count == 1 else 'places'}" if count else ""
         return f"{row.place} is NaN or infinite on one side alone{places}"
-    return f"{row.place} differs{_amount(row)}"
+    return f"{row.place} differs{_amount(row)}{_types(row)}"
+
+
+def _types(row: Row) -> str:
+    found = next((each for each in row.outcome.findings if each.startswith(TYPES)), "")
+    return f" ({found})" if found else ""
 
 
 def _amount(row: Row) -> str:

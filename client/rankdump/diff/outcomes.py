@@ -14,7 +14,7 @@ import numpy.typing as npt
 from rankdump.contract.errors import RankdumpError
 from rankdump.diff.figures import by_figures, figures_of, nonfinite_of
 from rankdump.diff.measures import Measured, measure, msaccucmp, terms_of
-from rankdump.diff.values import Outcome, Settings, Tensor, TensorPair, Verdict
+from rankdump.diff.values import TYPES, Outcome, Settings, Tensor, TensorPair, Verdict
 from rankdump.reader import Opened, load, opened
 
 
@@ -153,7 +153,7 @@ def _findings(a: Tensor, b: Tensor) -> tuple[str, ...]:
     if a.dtype and b.dtype and a.dtype != b.dtype:
         terms = terms_of(a.dtype, b.dtype)
         how = f", compared as {terms}" if terms else ""
-        found.append(f"dtype {a.dtype} against {b.dtype}{how}")
+        found.append(f"{TYPES}{a.dtype} against {b.dtype}{how}")
     if a.shape is not None and b.shape is not None and a.shape != b.shape:
         alike = _squeezed(a.shape) == _squeezed(b.shape)
         how = "without extents of 1" if alike else "element by element"
@@ -172,7 +172,8 @@ def _nonfinite_findings(
         return (f"NaN or infinity differs at {places} ({counts}), first at {first}",)
     if found.nan_both:
         counted = "the same" if settings.tolerances.equal_nan or found.same_bytes else "unequal"
-        return (f"NaN on both sides at {found.nan_both:,} places, which counts as {counted}",)
+        noun = "place" if found.nan_both == 1 else "places"
+        return (f"NaN on both sides at {found.nan_both:,} {noun}, which counts as {counted}",)
     return ()
 
 

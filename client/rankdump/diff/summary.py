@@ -36,7 +36,7 @@ class Operator:
     tensors: int
     differing: int
     error: float
-    """Largest over its tensors; NaN where none is known."""
+    """Largest over its tensors; NaN where none is known, or that of the worst is no number."""
     cosine: float
     """Lowest over its tensors; NaN where none has one."""
     close_share: float
@@ -151,10 +151,17 @@ def _operator(group: list[Row]) -> Operator:
         worst=worst,
         tensors=len(group),
         differing=sum(not row.outcome.verdict.agrees for row in group),
-        error=max(_numbers(error(row) for row in group), default=math.nan),
+        error=_largest(group, worst),
         cosine=min(_numbers(each.cosine for each in measured), default=math.nan),
         close_share=min((each.close_share for each in measured), default=math.nan),
     )
+
+
+def _largest(group: list[Row], worst: Row) -> float:
+    # Beside NaN an error of 0 would say that nothing is wrong.
+    if not worst.outcome.verdict.agrees and math.isnan(error(worst)):
+        return math.nan
+    return max(_numbers(error(row) for row in group), default=math.nan)
 
 
 def _numbers(values: Iterable[float]) -> list[float]:

@@ -117,6 +117,10 @@ class PairedCalls:
     rule: Rule = ""
 
 
+TYPES = "dtype "
+"""What a finding begins with that says of which types the two sides are."""
+
+
 @dataclass(frozen=True, slots=True)
 class TensorPair:
     """Two tensors to be compared; one of them is None when it has no partner."""

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from rankdump.contract.graph import SourceLine
 from rankdump.contract.layout.api_name import call_of
 from rankdump.diff.summary import counts, ranks_alike
-from rankdump.diff.values import CONSTANTS, Origin, Report, Row, Suspect
+from rankdump.diff.values import CONSTANTS, TYPES, Origin, Report, Row, Suspect, Verdict
 from rankdump.reader import ranges
 
 NONE = "-"
+_WHY_NOT = {
+    Verdict.UNMATCHED: "without a partner",
+    Verdict.UNREADABLE: "that could not be read",
+    Verdict.UNKNOWN: "without elements or figures that both sides have",
+}
 _NEARLY = 0.9999
 _ROUNDING = 1e-12
 
@@ -92,11 +97,37 @@ def line_of(source: tuple[SourceLine, ...]) -> str:
 
 def outline(report: Report) -> str:
     """Return one sentence for a report in which no origin was found."""
+    told = counts(report.rows)
+    if not set(told) - set(_WHY_NOT):
+        return f"nothing was compared: {_why_not(told) or 'there is no pair of tensors'}"
     if report.agrees:
-        return "nothing differs"
+        return "no value differs" if types(report) else "nothing differs"
     if all(row.outcome.verdict.agrees for row in report.rows):
         return "all tensors that were compared agree, but not everything was compared"
     return "no operator was found whose inputs agree and whose outputs do not"
+
+
+def _why_not(told: Mapping[Verdict, int]) -> str:
+    return ", ".join(
+        f"{count:,} {'tensor' if count == 1 else 'tensors'} {_WHY_NOT[verdict]}"
+        for verdict, count in told.items()
+    )
+
+
+def types(report: Report) -> str:
+    """Return one sentence on pairs whose types differ, compared all the same; empty for none."""
+    found = [
+        (row, finding.removeprefix(TYPES))
+        for row in report.rows
+        for finding in row.outcome.findings
+        if finding.startswith(TYPES)
+    ]
+    if not found:
+        return ""
+    first, what = found[0]
+    pairs = "1 pair" if len(found) == 1 else f"{len(found):,} pairs"
+    where = f"{first.place} of {name(first, str)}, rank {first.rank}, {moment(first)}"
+    return f"types differ in {pairs} of tensors, first {what}: {where}"
 
 
 def tally(rows: Iterable[Row]) -> str:

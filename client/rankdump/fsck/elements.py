@@ -21,9 +21,9 @@ from rankdump.contract.errors import DamagedError
 from rankdump.contract.manifest import ManifestRecord
 from rankdump.contract.npy_forms import NpyForm, form_of
 from rankdump.fsck.headers import check_header
+from rankdump.fsck.sort import NPY
 from rankdump.fsck.values import Checked, Job
 
-_NPY = re.compile(r".*\.npy(?:\.zst)?", re.S)
 _HEADER_ROOM_BYTES = 4096
 _BIN_ROOM_BYTES = 16 << 20
 """A header says something of every slot below the last one."""
@@ -37,7 +37,7 @@ def check(job: Job, data: memoryview) -> Checked:
     try:
         if job.stored_bytes not in (0, len(data)):
             raise DamagedError(f"{len(data)} bytes, its manifest says {job.stored_bytes}")
-        tensors = _npy if _NPY.fullmatch(name) else _bin
+        tensors = _npy if NPY.fullmatch(name) else _bin
         sure, undecided = tensors(job, name, data)
     except (DamagedError, ValueError, TypeError, OverflowError) as error:
         return Checked(job, " ".join(str(error).split()) or type(error).__name__)

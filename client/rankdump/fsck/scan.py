@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rankdump.contract.errors import DamagedError
@@ -13,7 +14,7 @@ from rankdump.contract.layout.long_names import LongNames
 from rankdump.contract.layout.mindspore_sync import GRAPH_FOLDER, METADATA_FOLDER, ORDER_FOLDER
 from rankdump.contract.layout.place import MAPPING_FILE
 from rankdump.contract.order import ORDER_FOLDER as GLOBAL_ORDER_FOLDER
-from rankdump.fsck.values import Seen
+from rankdump.fsck.values import Damage, Kind, Seen
 from rankdump.reader.names import long_names
 
 _BESIDE = (METADATA_FOLDER, ORDER_FOLDER, GRAPH_FOLDER)
@@ -27,6 +28,22 @@ def scan(root: Path) -> list[Seen]:
     folder cannot be read.
     """
     return list(_folder(root, "", ROOT))
+
+
+def unfiled(root: Path, everything: Sequence[Seen]) -> Iterator[Damage]:
+    """Yield what tables of long names name and is not there.
+
+    For trees without manifests, which say it better: an agent's tables keep the names of files
+    that it joined or removed.
+    """
+    folders: defaultdict[str, set[str]] = defaultdict(set)
+    for seen in everything:
+        folders[seen.where].add(seen.name)
+    for seen in everything:
+        if seen.name == MAPPING_FILE and seen.regular:
+            for name in long_names(root / seen.path).absent(folders[seen.where]):
+                text = f"{seen.path} names it, and it is not there"
+                yield Damage(Kind.MISSING, f"{seen.where}/{name}", text)
 
 
 def read(root: Path, path: str) -> memoryview:

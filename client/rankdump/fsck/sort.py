@@ -17,6 +17,7 @@ from rankdump.fsck.values import Damage, Held, Job, Kind, Seen
 from rankdump.reader.files import File
 from rankdump.reader.manifests import Manifested
 
+NPY = re.compile(r".*\.npy(?:\.zst)?", re.S)
 LEFTOVER = re.compile(r"\..+\.tmp", re.S)
 """What a file is called while it grows."""
 _ARGUMENTS = re.compile(r"[^.]+\..+\.json")
@@ -39,7 +40,10 @@ def jobs_of(manifests: Iterable[Held], seen: dict[str, Seen], damages: list[Dama
             damages.append(Damage(Kind.MISSING, path, text))
         elif file.regular:
             job = _job(path, file, said)
-            same = file.inode, job.ours, path.endswith(PACKED), tuple(map(_due, job.records))
+            # Only the header of a bin file says which operator it is of.
+            named_in = NPY.fullmatch(path) is None
+            due = tuple(_due(record, named_in=named_in) for record in job.records)
+            same = file.inode, job.ours, path.endswith(PACKED), due
             known = found.get(same)
             found[same] = job if known is None else _both(known, job)
     return list(found.values())
@@ -54,8 +58,9 @@ def _job(path: str, file: Seen, said: list[_Said]) -> Job:
     return Job((path,), records, stored, file.size_bytes, ours)
 
 
-def _due(record: ManifestRecord) -> object:
-    return record.member, record.dtype, record.shape, record.digest, record.op_name
+def _due(record: ManifestRecord, *, named_in: bool) -> object:
+    of = (record.member, record.op_name) if named_in else ()
+    return record.dtype, record.shape, record.digest, of
 
 
 def _both(job: Job, other: Job) -> Job:

@@ -54,8 +54,13 @@ class Damage:
 class Report:
     """What became of a check."""
 
+    looked_at: int = 0
+    """Files of the tree, by their names alone."""
+    manifests: int = 0
     files: int = 0
-    """Files that manifests name and that were read to their ends."""
+    """Files that manifests name and that were read to their ends; hard links are one."""
+    names: int = 0
+    """Names that these files have in the tree."""
     bytes_read: int = 0
     digests: int = 0
     """Tensors whose elements have the digest that they were given when they arrived."""
@@ -65,6 +70,11 @@ class Report:
     """What could not be checked, a sentence each."""
     retired: tuple[str, ...] = ()
     """What was removed on purpose and is not missing, a sentence each."""
+
+    @property
+    def checked(self) -> bool:
+        """Whether anything says what should be in the tree: else nothing in it could be checked."""
+        return bool(self.manifests or self.retired)
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,8 @@ class Search:
 
     records: list[Record] = field(default_factory=list[Record])
     problems: list[str] = field(default_factory=list[str])
+    files: int = 0
+    """Files of any kind in the folders that were listed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +114,7 @@ def _listing(folder: Path, found: Search) -> list[_File]:
     try:
         with os.scandir(folder) as listed:
             names = sorted(e.name for e in listed if e.is_file(follow_symlinks=False))
+            found.files += len(names)
     except OSError as error:
         found.problems.append(f"{folder}: cannot be read: {error.strerror}")
         return []

@@ -1,6 +1,6 @@
 """Room 14: reads a finished or growing tree, offline. Needs no daemon, never writes."""
 
-from rankdump.reader.balance import damaged, findings, status, status_of
+from rankdump.reader.balance import damaged, faults, findings, status, status_of
 from rankdump.reader.bins import described, load_member
 from rankdump.reader.blocks import FileElements, Opened, opened
 from rankdump.reader.collector import collector_paused
@@ -11,6 +11,7 @@ from rankdump.reader.dump import Dump
 from rankdump.reader.dump import open_dump as open  # noqa: A004
 from rankdump.reader.entry import Described, Entry, Table, Tree
 from rankdump.reader.figures import Figures
+from rankdump.reader.foreign import check_ours
 from rankdump.reader.hints import read_hints
 from rankdump.reader.ir import Frame, IrOperator
 from rankdump.reader.load import Facts, facts, facts_of, load, load_file
@@ -48,12 +49,14 @@ __all__ = [
     "Surveyed",
     "Table",
     "Tree",
+    "check_ours",
     "collector_paused",
     "damaged",
     "described",
     "disk_room",
     "facts",
     "facts_of",
+    "faults",
     "findings",
     "graph_files",
     "load",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 from rankdump.contract.manifest import Manifest
@@ -31,11 +32,32 @@ def status_of(tree: Tree) -> StatusView:
     unfinished = _unfinished(tree)
     return StatusView(
         sessions=_sessions(tree.manifests),
-        iterations=(*complete, *unfinished),
+        iterations=_with_tables((*complete, *unfinished), tree.tables),
         load=_disk(tree.root),
         roots=(str(tree.root),),
         # What is unfinished or unbalanced stands in the iterations themselves.
         findings=_whole(tree),
+    )
+
+
+def _with_tables(
+    iterations: tuple[IterationStatus, ...], tables: tuple[Table, ...]
+) -> tuple[IterationStatus, ...]:
+    """Return the iterations; those of figures alone take what their tables do.
+
+    A table of all iterations of a rank counts with the last one.
+    """
+    last = {each.rank: each.iteration for each in sorted(iterations, key=lambda i: i.iteration)}
+    taken: Counter[tuple[int, int]] = Counter()
+    for table in tables:
+        when = table.iteration if table.dated else last.get(table.rank)
+        if when is not None and not table.constant:
+            taken[table.rank, when] += table.stored_bytes
+    return tuple(
+        each
+        if each.bytes_stored
+        else replace(each, bytes_stored=taken.pop((each.rank, each.iteration), 0))
+        for each in iterations
     )
 
 
@@ -44,9 +66,14 @@ def findings(tree: Tree) -> tuple[str, ...]:
     return (*_unfinished_sentences(tree), *_unbalanced(tree), *_whole(tree))
 
 
+def faults(tree: Tree) -> tuple[str, ...]:
+    """Return what in the tree is not what it should be: those of the findings that are errors."""
+    return (*_unbalanced(tree), *tree.problems)
+
+
 def damaged(tree: Tree) -> bool:
     """Return whether something in the tree is not what it should be."""
-    return bool(tree.problems) or bool(_unbalanced(tree))
+    return bool(faults(tree))
 
 
 def _whole(tree: Tree) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from rankdump.contract.errors import DamagedError
 from rankdump.contract.key import TensorKey
 from rankdump.contract.layout import cann_name
-from rankdump.contract.layout.folders import FORMS, RANK_FOLDER
+from rankdump.contract.layout.folders import FORMS
 from rankdump.contract.layout.mindspore_sync import readable
 from rankdump.contract.layout.profile import PROFILES
 from rankdump.contract.plan import Iterations
@@ -22,13 +22,15 @@ from rankdump.reader.calls import backward_of
 from rankdump.reader.columns import Entries, PlaceInTime, place_of
 from rankdump.reader.entry import Entry, Table, Tree
 from rankdump.reader.figures import Figures
+from rankdump.reader.foreign import check_ours
 from rankdump.reader.ir import Frame
 from rankdump.reader.load import load
 from rankdump.reader.locate import root_of
+from rankdump.reader.places import Places
 from rankdump.reader.query import Named, Query, selected
 from rankdump.reader.source import called_from, graph_files
 from rankdump.reader.tables import Recorded, named, rows
-from rankdump.reader.walk import walk
+from rankdump.reader.walk import told_apart, walk
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -41,14 +43,12 @@ def open_dump(path: str | PathLike[str]) -> Dump:
     root = Path(fspath(path))
     if not root.is_dir():
         raise DamagedError(f"{root}: no such folder; expected one that holds {FORMS}")
-    source = _Source(root)
-    try:
-        named = any(RANK_FOLDER.fullmatch(each.name) for each in root.iterdir())
-    except OSError as error:
-        raise DamagedError(f"{root}: cannot be read: {error.strerror}") from None
-    # Folders of devices are told from others by what is in them.
-    if named or source.tree(()).ranks:
-        return Dump(source)
+    places = Places(root, sized=False)
+    places.find()
+    if not (places.leaves or places.files or places.tables or places.infos):
+        check_ours(root)
+    if places.folders:
+        return Dump(_Source(root))
     meant = root_of(root)
     hint = f"; did you mean {meant}?" if meant else ""
     raise DamagedError(f"{root}: not a dump tree: no folder {FORMS} in it{hint}")
@@ -57,8 +57,8 @@ def open_dump(path: str | PathLike[str]) -> Dump:
 class _Source:
     """What has been read of a tree, for all dumps that are parts of one."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(self, root: Path, job_id: str = "") -> None:
+        self.root, self._job_id = root, job_id
         self._trees: dict[tuple[Query, ...], Tree] = {}
 
     def tree(self, queries: tuple[Query, ...]) -> Tree:
@@ -67,7 +67,7 @@ class _Source:
         for count in range(len(asked) + 1):  # what a part is a part of may have been read
             if asked[:count] in self._trees:
                 return self._trees[asked[:count]]
-        return self._trees.setdefault(asked, walk(self.root, *asked))
+        return self._trees.setdefault(asked, walk(self.root, *asked, job_id=self._job_id))
 
 
 class Dump:
@@ -101,6 +101,11 @@ class Dump:
     def where(self, **filters: Unpack[Filters]) -> Dump:
         """Return the part of this dump that the filters leave; ConfigError for a bad one."""
         return Dump(self._source, (*self._queries, selected(filters))) if filters else self
+
+    def of_job(self, job_id: str) -> Dump:
+        """Return what one of several jobs dumped here; DamagedError says which there are."""
+        one = told_apart(self.root, job_id)
+        return Dump(_Source(self.root, one), self._queries) if one else self
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -174,7 +179,7 @@ class Dump:
         dump = self.where(**filters)
         if not self._tree.tables:
             return []
-        known = Recorded(self._tree.root)
+        known = Recorded(self.root, self._tree.job_id)
         return [
             row
             for table in self._tree.tables

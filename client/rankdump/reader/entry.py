@@ -118,6 +118,14 @@ class Table:
     """The info file of a dump of APIs: rows of every iteration, and of tensors with a file."""
 
     @property
+    def stored_bytes(self) -> int:
+        """Size of the file; 0 when it is gone."""
+        try:
+            return self.path.stat().st_size
+        except OSError:
+            return 0
+
+    @property
     def when(self) -> int | None:
         """Iteration of its rows; None for constants."""
         return None if self.constant else self.iteration
@@ -156,6 +164,8 @@ class Tree:
     """What was removed on purpose, of ranks that have a folder."""
     whole: bool = True
     """Without this only some ranks, graphs or iterations were asked for, and only those read."""
+    job_id: str = ""
+    """Of this job only, of several; what its manifests do not name is left out of tables too."""
 
     @property
     def gone(self) -> set[tuple[int, int]]:

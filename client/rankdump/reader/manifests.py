@@ -57,6 +57,10 @@ class Manifested:
         ranks = self._bases.get(folder.base) or self._devices.get(folder.rank) or {folder.rank}
         return next(iter(ranks)) if len(ranks) == 1 else folder.rank
 
+    def job_of(self, record: ManifestRecord) -> str:
+        """Return the job whose manifest has a record."""
+        return self._files[record.path][record.member][0].job_id
+
     def constants_of(self, other: Manifested) -> None:
         """Take over what another one says of constants, which may be those of any iteration."""
         for path in other.missed:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from rankdump.contract.errors import DamagedError
 from rankdump.contract.findings import Finding
+from rankdump.contract.layout import mindspore_sync as layout
+from rankdump.contract.layout.folders import RANK_FOLDER
 from rankdump.contract.order import (
     FINDINGS_FILE,
     HEADER,
@@ -53,7 +55,7 @@ def read_order(root: Path, *, job_id: str = "") -> PublishedOrder:
     folder = root / ORDER_FOLDER
     found = [path for path in folder.glob("*.csv") if graph_and_tag(path.name) and path.is_file()]
     if not found:
-        raise DamagedError(f"{folder / order_file(0)}: not there: no order has been published")
+        raise DamagedError(_unpublished(root))
     latest = max(found, key=lambda path: path.stat().st_mtime_ns)
     tag = _tag(folder, job_id) if job_id else _graph_and_tag(latest)[1]
     own = [path for path in found if _graph_and_tag(path)[1] == tag]
@@ -64,6 +66,18 @@ def read_order(root: Path, *, job_id: str = "") -> PublishedOrder:
         findings=_findings(folder / tagged(FINDINGS_FILE, tag)),
         others=tuple(sorted(path.name for path in set(found) - set(own))),
     )
+
+
+def _unpublished(root: Path) -> str:
+    """Return what to say of a tree without an order of all ranks: what it has instead."""
+    why = f"{root / ORDER_FOLDER / order_file(0)}: not there: no order has been published"
+    own = sorted(root.glob(f"rank_*/{layout.ORDER_FOLDER}/ms_execution_order_graph_*.csv"))
+    if own:
+        first = own[0].relative_to(root)
+        return f"{why}; what each rank ran in a graph stands in {len(own)} files such as {first}"
+    if any(RANK_FOLDER.fullmatch(path.name) for path in root.glob("rank*")):
+        return f"{why}; rankdump ls lists the tensors of each rank in the order it ran them"
+    return why
 
 
 def _tag(folder: Path, job_id: str) -> str:

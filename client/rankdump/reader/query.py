@@ -93,8 +93,14 @@ class Query:
             self.keeps_place(key.rank, key.graph, None if key.constant else key.iteration)
             and self.side in (None, key.side)
             and (self.op_type is None or fnmatchcase(tensor.op_type, self.op_type))
-            and (self.glob is None or _globbed(tensor, self.glob))
-            and (self.pattern is None or _found(tensor, self.pattern))
+            and self.keeps_operator(tensor.op_type, tensor.op_name, tensor.key.op_name)
+        )
+
+    def keeps_operator(self, op_type: str, op_name: str, filed: str = "") -> bool:
+        """Decide on an operator by its type and name; `filed` is its name as files spell it."""
+        names = (op_name, filed or sanitised(op_name))
+        return (self.glob is None or _globbed(op_type, names, self.glob)) and (
+            self.pattern is None or any(map(self.pattern.search, names))
         )
 
     def keeps_place(
@@ -157,17 +163,12 @@ def _side(given: str) -> Side:
         raise ConfigError("filter", "side", given, '"input" or "output"') from None
 
 
-def _globbed(tensor: Named, glob: str) -> bool:
-    names = (tensor.op_name, tensor.op_type, tensor.key.op_name)
-    return any(fnmatchcase(name, glob) for name in names) or fnmatchcase(
-        tensor.key.op_name, _as_in_files(glob)
+def _globbed(op_type: str, names: tuple[str, str], glob: str) -> bool:
+    return any(fnmatchcase(name, glob) for name in (op_type, *names)) or fnmatchcase(
+        names[1], _as_in_files(glob)
     )
 
 
 @lru_cache(maxsize=8)
 def _as_in_files(glob: str) -> str:
     return sanitised(glob)
-
-
-def _found(tensor: Named, pattern: re.Pattern[str]) -> bool:
-    return any(pattern.search(name) for name in (tensor.op_name, tensor.key.op_name))

@@ -58,7 +58,7 @@ class Survey:
         """With `decide`, a tensor whose row cannot tell whether it is finite is computed."""
         self.problems: list[str] = []
         self._query, self._decide = query, decide
-        self._known = Recorded(tree.root)
+        self._known = Recorded(tree.root, tree.job_id)
         self._entries = tree.entries.where(query.keeps).by_place()
         self._tables: defaultdict[PlaceInTime, list[Table]] = defaultdict(list)
         self._infos: list[Table] = []

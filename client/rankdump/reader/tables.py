@@ -42,8 +42,9 @@ class Recorded:
     all of a rank say, or of the tree where ranks are not told either.
     """
 
-    def __init__(self, root: Path) -> None:
-        self._root = root
+    def __init__(self, root: Path, job_id: str = "") -> None:
+        """With a job, rows that no manifest of it names are another job's."""
+        self._root, self.job_id = root, job_id
         self._place: tuple[str, int | None] | None = None
         """Folder of the rank and iteration that were looked at last."""
         self._by_time: dict[tuple[int, int, str], Said] = {}
@@ -74,7 +75,8 @@ class Recorded:
             if at is None or file.iteration in (None, at)
         ]
         # What of them cannot be read is said by who walks the tree.
-        manifests = list(read_manifests(files, []))
+        every = read_manifests(files, [])
+        manifests = [m for m in every if self.job_id in ("", m.status.job_id)]
         self._by_time = {
             (manifest.status.rank, record.timestamp_us, record.member): (manifest.status, record)
             for manifest in manifests
@@ -88,6 +90,11 @@ def rows(table: Table, known: Recorded) -> Iterator[Figures]:
 
     A last line without an end is such a line, after all others: it is torn, or being written.
     """
+    every = _rows(table, known)
+    return (row for row in every if row.record is not None) if known.job_id else every
+
+
+def _rows(table: Table, known: Recorded) -> Iterator[Figures]:
     if table.info:
         yield from info_rows(table, known.called(table))
         return
@@ -164,7 +171,7 @@ def named(tree: Tree, keeps: Callable[[Entry | Figures], bool]) -> Sequence[Entr
     tables = [table for table in tree.tables if table.folder not in filed]
     if not tables:
         return entries
-    known = Recorded(tree.root)
+    known = Recorded(tree.root, tree.job_id)
     # An info file has a line for every tensor, whether or not it has a file as well.
     has_file = {_call(entry.key) for entry in entries if entry.key.argument}
     tabled = (

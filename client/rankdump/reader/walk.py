@@ -22,7 +22,14 @@ from rankdump.reader.collector import collector_paused
 from rankdump.reader.columns import Entries
 from rankdump.reader.entry import Entry, Table, Tree
 from rankdump.reader.files import File, entries_of
-from rankdump.reader.manifests import Manifested, ManifestFile, manifest_files, read_manifests
+from rankdump.reader.jobs import alone, of_job
+from rankdump.reader.manifests import (
+    Manifested,
+    ManifestFile,
+    manifest_files,
+    ranks_with_manifests,
+    read_manifests,
+)
 from rankdump.reader.places import Leaf, Places
 from rankdump.reader.query import Query
 from rankdump.reader.retired import read_retired
@@ -39,18 +46,19 @@ class _Batch:
 
 
 @collector_paused()
-def walk(root: Path, *queries: Query, balances_only: bool = False) -> Tree:
+def walk(root: Path, *queries: Query, balances_only: bool = False, job_id: str = "") -> Tree:
     """Return what stands below a root; a root that is no folder is a problem, not an error.
 
     Ranks, graphs and iterations that a query leaves out are not entered. With `balances_only`
-    neither are iterations that have a manifest: of these only their balances are read.
+    neither are iterations with files and a manifest: of these only their balances are read. Of
+    several jobs the one with `job_id` is taken; DamagedError when it is not there.
     """
     places = Places(root, queries)
     places.find()
-    reading = _Reading(places, balances_only)
+    reading = _Reading(places, balances_only, job_id)
     entries = Entries.of(root, reading.batches())
     gone = {each for each in reading.retired() if places.wants_iteration(each.rank, each.iteration)}
-    return Tree(
+    tree = Tree(
         root=root,
         ranks=reading.ranks(),
         entries=entries,
@@ -62,12 +70,13 @@ def walk(root: Path, *queries: Query, balances_only: bool = False) -> Tree:
         retired=frozenset(gone),
         whole=all(query.places.empty for query in queries),
     )
+    return of_job(tree, reading.job_id) if reading.job_id else tree
 
 
 class _Reading:
     """Reads batch after batch; gathers what is not an entry."""
 
-    def __init__(self, places: Places, balances_only: bool) -> None:
+    def __init__(self, places: Places, balances_only: bool, job_id: str) -> None:
         self.manifests: list[Manifest] = []
         """Without their records."""
         self.tables: list[Table] = []
@@ -79,6 +88,8 @@ class _Reading:
         self._devices: set[int] = set()
         wanted = [n for n in self.names if self._device or places.wants_rank(folders[n].rank)]
         self._files = {name: manifest_files(places.root, name, places.problems) for name in wanted}
+        self.job_id = told_apart(places.root, job_id)
+        """Of whom others have to be left out."""
 
     def ranks(self) -> tuple[int, ...]:
         """Return those that have a folder: ranks, or devices where there are no ranks."""
@@ -140,7 +151,8 @@ class _Reading:
         for manifest in read_manifests(batch.manifests, places.problems, balances_only=only):
             known.add(manifest)
             self.manifests.append(replace(manifest, records=(), session=None))
-        if only and len(self.manifests) > heads:
+        # Figures alone have a table, whose size no balance says.
+        if any(only and (m.status.bytes_stored or m.status.linked) for m in self.manifests[heads:]):
             return []
         for leaf in batch.leaves:
             places.enter(leaf)
@@ -157,6 +169,8 @@ class _Reading:
         places.problems.extend(_resized(entries, files))
         if self._device:
             self._devices = {known.rank_of(folder) for folder in places.folders.values()}
+        if self.job_id:
+            entries = [e for e in entries if e.record and known.job_of(e.record) == self.job_id]
         return sorted(entries, key=place_in_time)
 
     def _missed(self, known: Manifested) -> Iterator[str]:
@@ -167,6 +181,17 @@ class _Reading:
             # Nobody writes a manifest of what stands in another iteration's folder.
             if named and not os.path.lexists(self._places.root / path):
                 yield f"{path}: named by a manifest, not there"
+
+
+def told_apart(root: Path, job_id: str) -> str:
+    """Return the id of a job that is one of several in a tree, by the balances in it.
+
+    Nothing for no job, and for the only one; DamagedError when it is not there.
+    """
+    if not job_id:
+        return ""
+    files = (f for rank in ranks_with_manifests(root) for f in manifest_files(root, rank, []))
+    return alone(root, read_manifests(files, [], balances_only=True), job_id)
 
 
 def place_in_time(entry: Entry) -> tuple[int, bool, int, int, str, str, int]:

@@ -328,3 +328,59 @@ def test_a_bar_for_those_who_wait(source, tmp_path, monkeypatch, patience_s, sho
     os.close(master)
     assert (b"converting" in seen) == shown
     assert bool(seen) == shown
+
+
+def told(capsys, *arguments):
+    """Return exit code, standard output and standard error of one command line."""
+    code = answer(["convert", *map(str, arguments)])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+@pytest.mark.parametrize("out", ["-out", "--output", "--out", "-o"])
+def test_options_as_msaccucmp_spells_them(out, source, tmp_path, capsys):
+    """A command line of the tutorial works as it stands there."""
+    file = source / NAME
+    line = ("-d", file, out, tmp_path / "out", "-f", "NCHW", "-t", "npy", "-v", "2", "-i", "0")
+    code, said, _ = told(capsys, *line)
+    assert (code, len(list((tmp_path / "out").iterdir()))) == (0, 1), said
+
+
+def test_the_short_option_is_a_number_beside_the_long_one(source, tmp_path, capsys):
+    """`-o` of msaccucmp is one output; without `-out` it is the folder, as it was here."""
+    file = source / NAME
+    options = ("--dump_file", file, "-out", tmp_path / "out", "-f", "NCHW")
+    code, _, _ = told(capsys, *options, "-o", 0)
+    assert (code, [".output.0." in p.name for p in (tmp_path / "out").iterdir()]) == (0, [True])
+    code, said, err = told(capsys, *options, "-o", tmp_path / "other")
+    assert (code, said, err.count("\n")) == (2, "", 1)
+    assert "the number of one output" in err
+    assert "give a folder" in told(capsys, "-d", file)[2]
+
+
+def test_names_of_several_lines_are_one_line(tmp_path, capsys):
+    """A name that holds a newline breaks neither what is said nor the list of failures."""
+    folder = tmp_path / "dump"
+    folder.mkdir()
+    (folder / "Conv.a\nb.1.2.3").write_bytes(bin_file(*PARTS)[:-1])
+    code, _, err = told(capsys, "-d", folder, "-o", tmp_path / "out")
+    assert (code, err.count("\n")) == (1, 1)
+    assert "Conv.a\\nb.1.2.3: output 0 of " in err
+    (listed,) = (tmp_path / "out/convert_failed_file_list.txt").read_text().splitlines()
+    assert listed == f"{folder}/Conv.a\\nb.1.2.3"
+
+
+def test_pipes_and_hidden_files_are_said(source, tmp_path, capsys):
+    """Nobody waits for a pipe; what is hidden is no failure. Both are named."""
+    os.mkfifo(source / "Conv.pipe.1.2.3")
+    (source / ".Conv.hidden.1.2.4").write_bytes(bin_file(*PARTS))
+    code, _, err = told(capsys, "-d", source, "-o", tmp_path / "out")
+    assert code == 1
+    assert f"{source}/Conv.pipe.1.2.3: no regular file" in err
+    assert f"{source}/.Conv.hidden.1.2.4: hidden, left alone" in err
+    (source / "Conv.pipe.1.2.3").unlink()
+    body = json.loads(told(capsys, "-d", source, "-o", tmp_path / "out", "--json")[1])
+    assert (body["failed_count"], len(body["hidden"])) == (0, 1)
+    (source / NAME).unlink()
+    code, _, err = told(capsys, "-d", source, "-o", tmp_path / "out")
+    assert (code, "no bin file here, but 1 hidden one" in err) == (1, True)

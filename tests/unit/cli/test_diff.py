@@ -57,10 +57,9 @@ def test_where_it_starts(a, b, capsys):
     assert f"b: {b}" in lines
     assert "32 pairs of tensors: 12 different, 20 equal" in lines
     (titles,) = (line for line in lines if line.split()[-4:] == ["mean", "abs", "cosine", "close"])
-    assert titles.split()[:5] == ["rank", "operator", "place", "verdict", "max"]
+    assert titles.split()[:5] == ["rank", "iteration", "operator", "place", "verdict"]
     (marked, *_) = (line.split() for line in lines if line.startswith(">"))
-    assert lines[lines.index(titles) + 1] == "iteration 0"
-    assert marked[:5] == [">", "0", "fc2/Linear-op0", "input.0", "equal"]
+    assert marked[:6] == [">", "0", "0", "fc2/Linear-op0", "input.0", "equal"]
     assert all(len(line) <= 100 for line in lines[lines.index(titles) :])
 
 
@@ -214,6 +213,7 @@ def test_options_reach_the_comparison(a, b, tmp_path, capsys, monkeypatch):
     )
     assert asked == {
         "rank": None,
+        "graph": None,
         "rank_a": None,
         "rank_b": None,
         "iteration": "0|2-3",
@@ -230,3 +230,56 @@ def test_options_reach_the_comparison(a, b, tmp_path, capsys, monkeypatch):
         "processes": 3,
         "dask": "tcp://host:1",
     }
+
+
+def test_at_most_is_the_largest_of_all_ranks(tmp_path, capsys):
+    """The headline names both ranks, so its error is that of the rank that is apart the most."""
+    roots = []
+    for off in (0.0, 1.0):
+        tree = TreeBuilder(tmp_path / f"off{off}")
+        for rank in (0, 1, 2):
+            by = np.float32(off * (0.5 if rank == 1 else 0.1))
+            tree.tensor(rank, 0, NAMES[0], np.ones(4, np.float32), side=Side.INPUT)
+            tree.tensor(rank, 0, NAMES[0], np.ones(4, np.float32) + by)
+            tree.tensor(rank, 0, "fc0.weight", np.zeros(4, np.float32) + by, op_type="Parameter")
+            tree.complete(rank, 0, world_size=3)
+        roots.append(tree.root)
+    lines = told(capsys, *roots)[1].splitlines()
+    assert lines[1] == "  rank 0-2, iteration 0, forward"
+    assert "output.0 differs by at most 0.5;" in lines[2]
+    assert "fc0.weight differs too by at most 0.5 " in lines[2]
+    assert "the same on ranks 1, 2" in lines[2]
+
+
+def test_types_that_differ_are_in_the_headline(tmp_path, capsys):
+    """Also where all numbers are the same, and beside what differs."""
+    roots = []
+    for dtype, by in (("float32", 0.0), ("float16", 0.0), ("float16", 1.0)):
+        tree = TreeBuilder(tmp_path / f"{dtype}{by}")
+        values = np.arange(4).astype(dtype)
+        tree.tensor(0, 0, NAMES[0], values, side=Side.INPUT)
+        tree.tensor(0, 0, NAMES[0], values + np.array(by, dtype))
+        tree.complete(0, 0, world_size=1)
+        roots.append(tree.root)
+    code, out, _ = told(capsys, roots[0], roots[1])
+    first, second, *_ = out.splitlines()
+    assert (code, first) == (0, "no value differs")
+    assert second.startswith("types differ in 2 pairs of tensors, first float32 against float16")
+    assert second.endswith(f"input.0 of {NAMES[0]}, rank 0, iteration 0, forward")
+    code, out, _ = told(capsys, roots[0], roots[2])
+    assert code == 1
+    assert "output.0 differs by at most 1 (dtype float32 against float16" in out
+    assert any(line.startswith("types differ in 2 pairs") for line in out.splitlines()[:6])
+
+
+def test_nothing_compared_is_said_as_that(tmp_path, capsys):
+    """No call has a partner: that is no answer to where the two part."""
+    roots = []
+    for name in ("Default/x-Relu/Relu-op0", "Default/y-Conv/Conv-op0"):
+        tree = TreeBuilder(tmp_path / name.rpartition("/")[2])
+        tree.tensor(0, 0, name, np.ones(4, np.float32))
+        tree.complete(0, 0, world_size=1)
+        roots.append(tree.root)
+    code, out, _ = told(capsys, *roots, "--match", "exact")
+    assert code == 1
+    assert out.splitlines()[0] == "nothing was compared: 2 tensors without a partner"

@@ -27,6 +27,26 @@ def test_a_missing_extra_is_one_line(start, missing, extra):
     assert f"pip install 'rankdump[{extra}]'" in done.stderr
 
 
+@pytest.mark.parametrize(("module", "extra"), [("rankdump.cli", "cli"), ("rankdumpd", "daemon")])
+def test_a_base_install_says_what_to_install(module, extra):
+    """With nothing but what `pip install rankdump` brings, each program says its own extra."""
+    extras = (
+        "click",
+        "rich",
+        "grpc_health",
+        "grpc_reflection",
+        "prometheus_client",
+        "cryptography",
+    )
+    code = (
+        f"import sys, runpy; sys.modules.update(dict.fromkeys({extras!r})); "
+        f"runpy.run_module({module!r}, run_name='__main__')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert f"pip install 'rankdump[{extra}]'" in done.stderr
+
+
 def test_a_closed_pipe_ends_quietly(tree):
     """`rankdump ls | head -1` prints no traceback."""
     for number in range(300):

@@ -92,3 +92,16 @@ def test_one_of_several_jobs(folder, capsys):
     assert "orders of other jobs stand in execution_order_graph_0.csv" in capsys.readouterr().out
     assert answer(["order", str(folder.parent), "--job", "third"]) == 1
     assert "nothing of job 'third'" in capsys.readouterr().err
+
+
+def test_lines_and_the_events_in_them_are_counted(folder, capsys):
+    """A collective of two ranks is one line, and two events as the coordinator counts them."""
+    both = OrderEntry(1, 0, 0, (0, 1), "sum/AllReduce-op0", EventKind.ALL_REDUCE)
+    write(folder, order_file(0), [entry(0, 0), both])
+    assert answer(["order", str(folder.parent)]) == 0
+    assert "2 lines for 3 events of the ranks, 1 line of collectives;" in capsys.readouterr().out
+    assert answer(["order", str(folder.parent), "--limit", "1"]) == 0
+    assert "first 1 line for 1 event of the ranks" in capsys.readouterr().out
+    assert answer(["order", str(folder.parent), "--op", "AllReduce", "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["entries"]
+    assert found["position"] == 1

@@ -73,6 +73,10 @@ def test_nothing_found(tmp_path, capsys):
     assert code == 0
     assert "1 overflow record, 0 with an overflow" in out
     (tmp_path / "empty").mkdir()
+    code, out, err = told(capsys, "overflow", tmp_path / "empty")
+    assert (code, out, err.count("\n")) == (1, "", 1)
+    assert f"{tmp_path / 'empty'}: no file is here" in err
+    (tmp_path / "empty" / "notes.txt").write_text("x")
     code, out, _ = told(capsys, "overflow", tmp_path / "empty")
     assert (code, out) == (0, f"{tmp_path / 'empty'}: no Opdebug file here\n")
 
@@ -205,12 +209,12 @@ def test_a_mapping_that_cannot_be_read(dump, capsys):
     folder = next(dump.rglob("Opdebug*")).parent
     with (folder / "mapping.csv").open("wb") as file:
         file.truncate((64 << 20) + 1)
-    code, out, _ = told(capsys, "overflow", dump)
+    code, out, err = told(capsys, "overflow", dump)
     assert code == 1
     assert "Conv2D net_conv1" in out
     size = (64 << 20) + 1
     cause = f"{size} bytes, at most {size - 1} expected"
-    assert out.endswith(f"{folder / 'mapping.csv'}: cannot be read: {cause}\n")
+    assert err == f"{folder / 'mapping.csv'}: cannot be read: {cause}\n"
 
 
 def test_damage_is_one_line_each(dump, capsys):
@@ -223,10 +227,10 @@ def test_damage_is_one_line_each(dump, capsys):
     later = put(dump / "f", f"Opdebug.Node_OpDebug.1.1.{STAMP}", debug_file(new(0, version=9)))
     large = put(dump / "g", f"Opdebug.Node_OpDebug.1.1.{STAMP}.output.0.json", " " * 1_100_000)
     size = len(debug_file(HIT))
-    code, out, _ = told(capsys, "overflow", dump)
+    code, out, err = told(capsys, "overflow", dump)
     assert code == 1
     assert "1 overflow record, 1 with an overflow" in out
-    assert out.splitlines()[-7:] == [
+    assert err.splitlines() == [
         f"{cut}: damaged: by its header output 0 of 2048 bytes ends at byte {size}, "
         f"the file has {size - 1}",
         f"{empty}: empty: 0 bytes, the header's length alone takes 8",
@@ -237,16 +241,16 @@ def test_damage_is_one_line_each(dump, capsys):
         f"{large}: more than 1048576 bytes, which no overflow record has",
     ]
     for path in (empty, text):
-        code, out, _ = told(capsys, "overflow", path)
-        assert (code, len(out.splitlines())) == (1, 1)
+        code, out, err = told(capsys, "overflow", path)
+        assert (code, out, len(err.splitlines())) == (1, "", 1)
 
 
 def test_damage_alone(tmp_path, capsys):
     """Damage is found as overflows are."""
     put(tmp_path, f"Opdebug.Node_OpDebug.1.1.{STAMP}", b"x")
-    code, out, _ = told(capsys, "overflow", tmp_path)
+    code, _, err = told(capsys, "overflow", tmp_path)
     assert code == 1
-    assert "empty: 1 bytes" in out
+    assert "empty: 1 bytes" in err
 
 
 def test_links_and_depth(dump, tmp_path, capsys):
@@ -261,18 +265,18 @@ def test_links_and_depth(dump, tmp_path, capsys):
     deepest = dump.joinpath(*"d" * 30)
     put(deepest, f"Opdebug.Node_OpDebug.1.1.{STAMP}", debug_file(CLEAN))
     put(deepest / "below", f"Opdebug.Node_OpDebug.1.1.{STAMP}", debug_file(CLEAN))
-    code, out, _ = told(capsys, "overflow", dump)
+    code, out, err = told(capsys, "overflow", dump)
     assert code == 1
     assert "2 overflow records, 1 with" in out
-    assert out.endswith(f"{deepest}: deeper than 30 folders, not looked into\n")
+    assert err.endswith(f"{deepest}: deeper than 30 folders, not looked into\n")
 
 
 @pytest.mark.parametrize("name", ["Opdebug.Node_OpDebug.6.6.6", "a.json"])
 def test_a_pipe(tmp_path, capsys, name):
     """Nobody waits for one that nobody writes to."""
     os.mkfifo(tmp_path / name)
-    code, out, _ = told(capsys, "overflow", tmp_path / name)
-    assert (code, out) == (1, f"{tmp_path / name}: no regular file\n")
+    code, _, err = told(capsys, "overflow", tmp_path / name)
+    assert (code, err) == (1, f"{tmp_path / name}: no regular file\n")
 
 
 def test_write(dump, tmp_path, capsys):

@@ -143,9 +143,9 @@ def test_damage_is_exit_code_one(grown, capsys):
     """A damaged tensor is named at the end, after the figures of all others."""
     path = grown.tensor(0, 0, "Default/x-X/X-op0", np.ones(1))
     path.write_bytes(b"junk")
-    code, out, _ = told(capsys, "stats", grown.root)
+    code, out, err = told(capsys, "stats", grown.root)
     assert code == 1
-    assert str(path) in out
+    assert str(path) in err
     assert "13 tensors" in out
 
 
@@ -155,5 +155,11 @@ def test_nothing_to_show_is_said(grown, tmp_path, capsys):
     assert code == 0
     assert "no tensor matches: here are rank 0-1" in out
     (tmp_path / "empty").mkdir()
-    code, out, _ = told(capsys, "stats", tmp_path / "empty")
-    assert (code, "no rank folder here" in out) == (1, True)
+    code, out, err = told(capsys, "stats", tmp_path / "empty")
+    assert (code, out, "no rank folder here" in err) == (1, "", True)
+
+
+def test_without_rows_there_is_no_blank_line(grown, capsys):
+    """What is said begins with a sentence where nothing is listed."""
+    _, out, _ = told(capsys, "stats", grown.root, "--op", "nix")
+    assert out.startswith("no tensor matches")

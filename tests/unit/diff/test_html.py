@@ -9,6 +9,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
@@ -18,6 +19,7 @@ from suites.diff_reports import (
     NAN,
     agreeing,
     layered,
+    measures,
     origin,
     outcome,
     report,
@@ -27,7 +29,8 @@ from suites.diff_reports import (
 
 from rankdump.cli.text import label
 from rankdump.diff.html import page
-from rankdump.diff.html.columns import Scale, scale_of
+from rankdump.diff.html.columns import Scale, axis_of, operator_columns, point_columns, scale_of
+from rankdump.diff.summary import operators
 from rankdump.diff.values import CONSTANTS, Outcome, Verdict
 
 
@@ -185,3 +188,15 @@ def test_nobody_else_loads_the_library():
     """It takes half a second, which a comparison without a page does not pay."""
     code = "import sys, rankdump.cli.diff_report; sys.exit('bokeh' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_nan_beside_what_agrees_is_not_drawn_as_zero():
+    """An operator with equal inputs whose output is nothing but NaN stands where no number does."""
+    nothing = replace(outcome(Verdict.NAN), measures=replace(measures(), max_absolute=NAN))
+    rows = [row(0, "input.0", outcome()), row(0, "output.0", nothing)]
+    called = operators(rows)
+    scale = scale_of([each.error for each in called])
+    points = point_columns(called, scale, axis_of(called))
+    assert points["y"] == [scale.unknown]
+    assert points["error"] == ["-"]
+    assert operator_columns(called, str)["error"] != [0.0]

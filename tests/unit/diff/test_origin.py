@@ -5,12 +5,21 @@ from __future__ import annotations
 from dataclasses import replace
 
 from suites.diff_programs import rows
+from suites.diff_reports import measures
 
 from rankdump.diff.origin import Found, found_on_ranks
 from rankdump.diff.origin_ranks import Meeting, Merged, origin_of, sender, whole
 from rankdump.diff.origin_rows import DIFFERENCE, NONFINITE, Question
 from rankdump.diff.origin_weights import weights
-from rankdump.diff.values import CONSTANTS, Origin, Row, Suspect, TensorPair
+from rankdump.diff.values import (
+    CONSTANTS,
+    Origin,
+    Outcome,
+    Row,
+    Suspect,
+    TensorPair,
+    Verdict,
+)
 
 
 def found_of(text: str, question: Question = DIFFERENCE, **more) -> Found:
@@ -258,3 +267,12 @@ def test_an_origin_of_one_rank_keeps_its_candidates():
     origin = origin_of(found, suspects)
     assert (origin.certain, len(origin.suspects)) == (False, 2)
     assert origin.why
+
+
+def test_one_place_is_one():
+    """Numbers and their nouns agree."""
+    inputs, outputs = rows("a<= a>!")
+    for count, words in ((1, "at 1 place"), (2, "at 2 places")):
+        apart = Outcome(Verdict.NAN, measures=replace(measures(), nonfinite_apart=count))
+        (found,) = found_on_ranks([inputs, outputs._replace(outcome=apart)], DIFFERENCE)
+        assert found.reasons[0].endswith(f"is NaN or infinite on one side alone {words}")

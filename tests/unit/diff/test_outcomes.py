@@ -76,7 +76,7 @@ def test_nan_at_the_same_places(tmp_path):
     assert verdict(tmp_path, a, a).verdict is Verdict.EQUAL
     found = verdict(tmp_path, a, b)
     assert found.verdict is Verdict.DIFFERENT
-    assert found.findings == ("NaN on both sides at 1 places, which counts as unequal",)
+    assert found.findings == ("NaN on both sides at 1 place, which counts as unequal",)
     lenient = Settings(Tolerances(equal_nan=True))
     assert verdict(tmp_path, a, b, lenient).verdict is Verdict.CLOSE
     assert verdict(tmp_path, [INF], np.array([INF], np.float32)).verdict is Verdict.EQUAL

@@ -16,6 +16,7 @@ from suites.flips import flipped
 from suites.native_tree import write_tree
 from suites.tree_builder import TreeBuilder
 
+from rankdump.cli.commands import answer
 from rankdump.contract.errors import DamagedError
 from rankdump.fsck import Kind, check_tree, mend
 from rankdump.fsck.repair import OLD_S
@@ -177,9 +178,48 @@ def test_trees_of_the_real_tools_are_clean():
         assert report.unchecked[0].startswith("no manifest")
 
 
-def test_a_native_tree_is_clean(tmp_path):
+def test_without_manifests_nothing_counts_as_checked(tmp_path, capsys):
+    """What was looked at is said, and what was not; no script takes it for a tree that is whole."""
     write_tree(tmp_path)
-    assert check_tree(tmp_path, workers=1).damages == ()
+    report = check_tree(tmp_path, workers=1)
+    assert (report.damages, report.checked) == ((), False)
+    assert answer(["fsck", str(tmp_path)]) == 1
+    *_, why, last = capsys.readouterr().out.splitlines()
+    assert why.startswith("no manifest: nothing says which files should be here")
+    assert "no tensor was checked" in last
+    assert f"of {report.looked_at} files only the names were looked at" in last
+    assert "nothing is wrong" not in last
+    assert answer(["fsck", str(tmp_path), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["clean"] is False
+
+
+def test_a_folder_without_a_dump_is_an_error(tmp_path, capsys):
+    """An empty folder, and one with files of somebody else."""
+    for _ in range(2):
+        assert answer(["fsck", str(tmp_path)]) == 1
+        captured = capsys.readouterr()
+        assert (captured.out, captured.err.count("\n")) == ("", 1)
+        assert f"{tmp_path}: nothing of a dump is here" in captured.err
+        (tmp_path / "notes.txt").write_text("x")
+
+
+def test_hard_links_are_read_once(tmp_path, capsys):
+    """One file under several names, of whichever operators; each of its tensors is sure."""
+    builder = TreeBuilder(tmp_path)
+    values = np.ones(5, np.float32)
+    names = [f"Default/{number}/X-op0" for number in range(3)]
+    first, *others = [builder.tensor(0, 0, name, values) for name in names]
+    for other in others:
+        other.unlink()
+        other.hardlink_to(first)
+    builder.complete(0, 0, world_size=1)
+    report = check_tree(tmp_path, workers=1)
+    assert (report.files, report.names, report.digests, report.damages) == (1, 3, 3, ())
+    assert report.bytes_read == first.stat().st_size
+    assert answer(["fsck", str(tmp_path)]) == 0
+    assert "1 file read" in capsys.readouterr().out
+    with flipped(first, 20, 1):
+        assert len(check_tree(tmp_path, workers=1).damages) == 3
 
 
 def test_a_root_that_cannot_be_read(tmp_path):
@@ -193,4 +233,17 @@ def test_a_manifest_of_before_its_checksum(tmp_path):
     body = json.loads(path.read_bytes())
     del body["crc32"]
     path.write_text(json.dumps(body))
+    assert check_tree(tmp_path, workers=1).damages == ()
+
+
+def test_a_long_name_without_its_file(tmp_path):
+    """Where no manifest says what should be there, the table of long names does."""
+    folder = tmp_path / "rank_0/Net/0/0"
+    folder.mkdir(parents=True)
+    full = "ReLU.Default_ReLU-op0.0.0.1795225611075645.input.0.DefaultFormat.npy"
+    (folder / "436493186.npy").write_bytes(b"x")
+    (folder / "mapping.csv").write_text(f"436493186.npy,{full}\n591914022.npy,{full}\n")
+    (damage,) = check_tree(tmp_path, workers=1).damages
+    assert (damage.kind, damage.path) == (Kind.MISSING, "rank_0/Net/0/0/591914022.npy")
+    (folder / "591914022.npy.zst").write_bytes(b"x")
     assert check_tree(tmp_path, workers=1).damages == ()

@@ -80,9 +80,9 @@ def test_a_part_of_a_dump_is_read_when_it_is_asked_for(tmp_path, monkeypatch):
     tree = grown(tmp_path)
     asked: list[tuple[Query, ...]] = []
 
-    def counted(root: Path, *queries: Query) -> Tree:
+    def counted(root: Path, *queries: Query, job_id: str) -> Tree:
         asked.append(queries)
-        return walk(root, *queries)
+        return walk(root, *queries, job_id=job_id)
 
     monkeypatch.setattr("rankdump.reader.dump.walk", counted)
     dump = open_dump(tree.root)

@@ -116,3 +116,18 @@ def test_other_columns_and_bad_findings_are_damage(tmp_path):
     path.write_text("a,b\n1,2\n")
     with pytest.raises(DamagedError, match="no header"):
         list(read_order(tmp_path).entries())
+
+
+def test_without_an_order_it_says_what_there_is(tmp_path):
+    """A tree that MindSpore wrote has the order of each rank; any tree has what each rank ran."""
+    with pytest.raises(DamagedError, match=r"no order has been published$"):
+        read_order(tmp_path)
+    (tmp_path / "rank_0").mkdir()
+    with pytest.raises(DamagedError, match="rankdump ls lists the tensors of each rank"):
+        read_order(tmp_path)
+    for rank in (0, 1):
+        folder = tmp_path / f"rank_{rank}" / "execution_order"
+        folder.mkdir(parents=True)
+        (folder / "ms_execution_order_graph_0.csv").write_text("NodeExecutionOrder\n")
+    with pytest.raises(DamagedError, match="in 2 files such as rank_0/execution_order/ms_"):
+        read_order(tmp_path)

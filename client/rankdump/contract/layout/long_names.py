@@ -7,7 +7,7 @@ is a number, with what the file ends in or without (ascend-formats.md 2.3).
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 
 from rankdump.contract.layout.file_name import PACKED
 
@@ -29,11 +29,9 @@ class LongNames:
         # Only \n ends a row: an operator's name may hold what else counts as a line end.
         return cls(content.decode("utf-8", errors="surrogateescape").split("\n"))
 
-    def without_file(self, there: Collection[str]) -> Iterator[tuple[str, str]]:
-        """Yield short and full names of rows whose file is not among those of the folder."""
-        for short, full in self._names.items():
-            if short not in there and short + PACKED not in there:
-                yield short, full
+    def absent(self, there: Collection[str]) -> list[str]:
+        """Return the names on disk that are not among these, packed or not."""
+        return [name for name in self._names if name not in there and name + PACKED not in there]
 
     def full(self, name: str) -> str:
         """Return the full name of a file, or the name itself where it is no long one's."""

@@ -6,8 +6,6 @@ for each side and slot.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 from rankdump.contract.key import Side, TensorKey
 from rankdump.contract.layout import api_tree, mindspore_sync
 from rankdump.contract.layout.file_name import (
@@ -18,7 +16,6 @@ from rankdump.contract.layout.file_name import (
     parsed_exception,
 )
 from rankdump.contract.layout.folders import Folder, Names, folder_at
-from rankdump.contract.layout.long_names import LongNames
 
 _SYNCHRONOUS_FORMAT = "DefaultFormat"
 
@@ -48,18 +45,6 @@ def file_in(folder: Folder, name: str) -> FileName | None:
     if folder.names is Names.CAPTURED and (file is None or file.number is None):
         return None
     return file
-
-
-def absent_in(folder: Folder, names: LongNames, there: Collection[str]) -> list[str]:
-    """Return the files that the `mapping.csv` of a folder names and that are not there.
-
-    Those of single tensors of a bin file go when they are joined, and their rows stay.
-    """
-    return [
-        short
-        for short, full in names.without_file(there)
-        if (file := file_in(folder, full)) is None or file.kind is not FileKind.MEMBER
-    ]
 
 
 def key_in(

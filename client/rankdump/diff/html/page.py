@@ -62,6 +62,8 @@ def _lead(report: Report) -> str:
     blocks = [_origin(origin, report) for origin in report.origins]
     if not any(origin.kind == "difference" for origin in report.origins):
         blocks.insert(0, f"<h2>{escape(wording.outline(report))}</h2>")
+    types = wording.types(report)
+    blocks += [f"<p>{escape(types)}</p>"] if types else []
     others = other_origins(report)
     if others:
         blocks.append("<h3>Otherwise on these ranks alone</h3>")

@@ -1,0 +1,50 @@
+"""A dump of msprobe has folders as a dump of APIs; it must not pass for an empty one."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import rankdump
+from rankdump.cli.commands import answer
+from rankdump.contract.errors import DamagedError
+
+BODY = {"task": "tensor", "level": "mix", "framework": "pytorch", "data": {}}
+
+
+@pytest.fixture(params=["rank0", "rank1", "proc2938"])
+def dump(request, tmp_path):
+    """One step of one process, as msprobe 26.2.0 leaves it."""
+    folder = tmp_path / "dump" / "step0" / request.param
+    (folder / "dump_tensor_data").mkdir(parents=True)
+    (folder / "dump_tensor_data" / "Functional.conv2d.0.forward.input.1.pt").write_bytes(b"PK")
+    (folder / "dump.json").write_text(json.dumps(BODY, indent=1))
+    (folder / "stack.json").write_text("{}")
+    return tmp_path / "dump"
+
+
+@pytest.mark.parametrize("command", ["ls", "stats", "status", "find-source", "diff"])
+@pytest.mark.parametrize("below", ["", "step0"])
+def test_it_is_named_in_one_line(command, below, dump, capsys):
+    """From the whole dump and from a step, in every command, with what reads it."""
+    root = str(dump / below)
+    more = {"diff": [root], "find-source": ["net.py:1"]}.get(command, [])
+    assert answer([command, root, *more]) == 1
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err.count("\n")) == ("", 1)
+    assert "a dump of msprobe" in captured.err
+    assert "rankdump.migrator" in captured.err
+
+
+def test_in_python_as_well(dump):
+    with pytest.raises(DamagedError, match="a dump of msprobe"):
+        rankdump.open(dump / "step0")
+
+
+def test_an_empty_dump_of_apis_is_still_one(tmp_path):
+    """Only what msprobe writes is taken for its dump."""
+    folder = tmp_path / "rank0"
+    folder.mkdir()
+    (folder / "dump.json").write_text("{}")
+    assert rankdump.open(tmp_path).ranks == (0,)
