@@ -365,7 +365,7 @@ def test_names_of_several_lines_are_one_line(tmp_path, capsys):
     (folder / "Conv.a\nb.1.2.3").write_bytes(bin_file(*PARTS)[:-1])
     code, _, err = told(capsys, "-d", folder, "-o", tmp_path / "out")
     assert (code, err.count("\n")) == (1, 1)
-    assert "Conv.a\\nb.1.2.3: output 0 of " in err
+    assert "Conv.a\\nb.1.2.3: damaged: by its header output 0 of " in err
     (listed,) = (tmp_path / "out/convert_failed_file_list.txt").read_text().splitlines()
     assert listed == f"{folder}/Conv.a\\nb.1.2.3"
 
