@@ -373,7 +373,9 @@ def test_hints_are_answered_said_and_remembered(make_host, tmp_path, monkeypatch
     live = hint("job", "rank 1 is awaited", waiting=True)
     monkeypatch.setattr(hinting, "hints_of", lambda state, facts: (settled,))
     monkeypatch.setattr(hinting, "waiting", lambda view, facts, now_us, state: (live,))
-    monkeypatch.setattr(hinting, "warnings", lambda hints: tuple(each.reason for each in hints))
+    monkeypatch.setattr(
+        hinting, "warnings", lambda hints, said: {each.reason: each.reason for each in hints}
+    )
     host = make_host()
     agent = host.agent("one")
     for rank in (0, 1):
@@ -468,6 +470,8 @@ def test_128_agents_with_open_streams(host, tmp_path) -> None:
             agent.send()
             together.wait(PATIENCE_S)
             wait_until(agent.acknowledged)
+            # Not before all were seen to be connected.
+            together.wait(PATIENCE_S)
             agent.close()
             return agent
 
@@ -477,6 +481,7 @@ def test_128_agents_with_open_streams(host, tmp_path) -> None:
         together.wait(PATIENCE_S)
         together.wait(PATIENCE_S)
         view = host.status()
+        together.wait(PATIENCE_S)
         assert sum(agent.connected for agent in view.agents) == agents
         for each in working:
             each.result(PATIENCE_S)
