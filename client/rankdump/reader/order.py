@@ -75,7 +75,7 @@ def _unpublished(root: Path) -> str:
     if own:
         first = own[0].relative_to(root)
         return f"{why}; what each rank ran in a graph stands in {len(own)} files such as {first}"
-    if any(RANK_FOLDER.fullmatch(path.name) for path in root.iterdir()):
+    if any(RANK_FOLDER.fullmatch(path.name) for path in root.glob("rank*")):
         return f"{why}; rankdump ls lists the tensors of each rank in the order it ran them"
     return why
 
