@@ -122,6 +122,8 @@ def test_without_an_order_it_says_what_there_is(tmp_path):
     """A tree that MindSpore wrote has the order of each rank; any tree has what each rank ran."""
     with pytest.raises(DamagedError, match=r"no order has been published$"):
         read_order(tmp_path)
+    with pytest.raises(DamagedError, match=r"no order has been published$"):
+        read_order(tmp_path / "never-made")
     (tmp_path / "rank_0").mkdir()
     with pytest.raises(DamagedError, match="rankdump ls lists the tensors of each rank"):
         read_order(tmp_path)
