@@ -25,7 +25,9 @@ class Farewell:
     """All of it, as the agent keeps it."""
 
 
-def run_of(device: int, course: Course, selection: Filter, accounts: Accounts) -> Run:
+def run_of(
+    device: int, course: Course, selection: Filter, accounts: Accounts, *, refused: bool
+) -> Run:
     """Return what came of a run."""
     return Run(
         device=device,
@@ -39,6 +41,7 @@ def run_of(device: int, course: Course, selection: Filter, accounts: Accounts) -
         left_out=selection.left_out,
         marked=selection.marked,
         switched=course.switched,
+        refused=refused,
     )
 
 
