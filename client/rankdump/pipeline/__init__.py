@@ -194,7 +194,7 @@ class Pipeline:
             self._accounts.lost_on_the_way(left, NOT_TAKEN)
         self.undelivered = self._undelivered()
         self._voice.goodbye(farewell.warnings, farewell.remarks)
-        self._voice.left_in_slab(self._ship.left_in_slab)
+        self._voice.left_in_slab(self._ship.left_in_slab, self._ship.link)
         self._voice.losses(self._accounts.losses, self._ship.lost_declarations)
         if self._callers is not None:
             self._voice.stacks_lost(self._callers.lost)
