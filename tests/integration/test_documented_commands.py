@@ -12,9 +12,10 @@ import re
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import distributed
 import pytest
@@ -138,11 +139,11 @@ def readme(page: Page, trained: Trained) -> None:
     with standalone(page):
         page.run("rankdump pin JOB", JOB="digits", says="is pinned")
         page.run("rankdump unpin JOB", JOB="digits", says="is not pinned")
-    page.run("make demo", says="all +52/242")
+    Page(page.path, ROOT, page.environ).run("make demo", says="all +52/242")
 
 
 @contextlib.contextmanager
-def standalone(page: Page) -> Iterator[None]:
+def standalone(page: Page) -> Generator[None]:
     """Run a daemon at the address that the page's commands ask."""
     socket = page.environ["RANKDUMP_AGENT"].removeprefix("unix:")
     with page.background(
@@ -153,7 +154,7 @@ def standalone(page: Page) -> Iterator[None]:
 
 def apidump(page: Page, _: Trained) -> None:
     snippet = blocks(page.path, "python")[0]
-    calls, _, compare = snippet.rpartition("\n\n")
+    calls, compare = snippet.rsplit("\n\n", 1)
     material.script(page.folder / "train.py", calls)
     page.run("rankdump run -- python train.py", says="dump")
     for name in ("dump_of_torch", "dump_of_mindspore"):
@@ -218,21 +219,22 @@ def comparing(page: Page, trained: Trained) -> None:
         copied(tree, page.folder / name)
     both = {"A": "after", "B": "before"}
     page.run("rankdump diff after before --limit 9", status=1, says="the difference starts at")
-    page.run("rankdump diff A B", status=1, says="the difference starts at", **both)
+    page.run("rankdump diff A B", both, status=1, says="the difference starts at")
     between = "rankdump diff A A --iteration-a 3 --iteration-b 5"
     page.run(between, status=1, says="the difference starts at", A="after")
-    page.run("rankdump diff A/rank_1 B/rank_1", status=1, says="rank 1", **both)
+    page.run("rankdump diff A/rank_1 B/rank_1", both, status=1, says="rank 1")
     with dask_scheduler() as address:
         dask = "rankdump diff A B --dask tcp://scheduler:8786"
-        page.run(dask, status=1, **both, **{"tcp://scheduler:8786": address})
+        page.run(dask, {**both, "tcp://scheduler:8786": address}, status=1)
 
 
 @contextlib.contextmanager
-def dask_scheduler() -> Iterator[str]:
+def dask_scheduler() -> Generator[str]:
     """Run a cluster of one worker, and give the address of its scheduler."""
-    settings = {"dashboard_address": None, "protocol": "tcp", "n_workers": 1}
-    with distributed.LocalCluster(processes=False, threads_per_worker=1, **settings) as cluster:
-        yield cluster.scheduler_address
+    with distributed.LocalCluster(
+        1, processes=False, threads_per_worker=1, protocol="tcp", dashboard_address=":0"
+    ) as cluster:
+        yield cast("distributed.LocalCluster", cluster).scheduler_address
 
 
 def configuration(page: Page, _: Trained) -> None:
@@ -268,9 +270,7 @@ def coordinator(page: Page, _: Trained) -> None:
             command = f"rankdumpd {name} --config /etc/rankdump/rankdumpd.toml"
             line = running.enter_context(page.running(command, "listening on"))
             daemons[name] = line.split()[-1]
-        page.export(
-            "export RANKDUMP_COORDINATOR=host:7421", **{"host:7421": daemons["coordinator"]}
-        )
+        page.export("export RANKDUMP_COORDINATOR=host:7421", {"host:7421": daemons["coordinator"]})
         write_job(page)
         page.environ |= {"RANKDUMP_JOB_ID": "digits", "RANKDUMP_CONFIG": "data_dump.json"}
         done = page.shell("torchrun --nproc-per-node 2 train.py")
@@ -312,11 +312,11 @@ def ingest(page: Page, _: Trained) -> None:
 def order(page: Page, trained: Trained) -> None:
     copied(trained.tree, page.folder / "data/dump")
     tree = {"TREE": "/data/dump"}
-    page.run("rankdump order TREE --iteration 7 --rank 1", says="AllReduce", **tree)
-    page.run("rankdump order TREE --findings", says="", **tree)
+    page.run("rankdump order TREE --iteration 7 --rank 1", tree, says="AllReduce")
+    page.run("rankdump order TREE --findings", tree, says="")
     (job,) = (page.folder / "data/dump").glob("global_execution_order/*.job")
     command = "rankdump order TREE --job ID --json"
-    page.run(command, says='"entries"', ID=job.read_text().strip(), **tree)
+    page.run(command, tree, says='"entries"', ID=job.read_text().strip())
     names: dict[str, object] = {}
     exec(page.here(blocks(page.path, "python")[0]), names)
     assert isinstance(names["slow"], list)
@@ -333,6 +333,7 @@ def reading(page: Page, _: Trained) -> None:
     material.of_a_device(page.folder / "ascend")
     command = "rankdump ls tree --rank 1 --iteration 2 --op '*BiasAdd-op0'"
     page.run(command, says=r"(?s)input +0 +float32 +\(8,4\) +128 B.*2 tensors of 1 rank")
+    page.run("rankdump status TREE", TREE="tree", says="all +6/6")
     page.run("rankdump stats dtypes --nonfinite", says="2 tensors not finite")
     command = "rankdump find-source tree train_2rank.py:25 --rank 1 --limit 1"
     page.run(command, says=r"(?s)AllReduce  Default/AllReduce-op0.*without a file")
@@ -342,7 +343,7 @@ def reading(page: Page, _: Trained) -> None:
     names: dict[str, object] = {}
     snippet = blocks(page.path, "python")[0].replace('"tree"', repr(str(page.folder / "tree")))
     for line in snippet.splitlines():
-        code, _, value = line.partition("  # ")
+        code, __, value = line.partition("  # ")
         if value and not value.startswith("a smaller"):
             assert eval(code, names) == eval(f"({value})"), line
         else:
@@ -356,6 +357,10 @@ def security(page: Page, _: Trained) -> None:
         if who.startswith("rankdumpd certs issue"):
             page.run(who, says="issued|\\[tls\\]|RANKDUMP_TLS")
     page.run("rankdumpd certs show /root/rankdump-ca", says="(?s)coordinator.*node17|node17")
+    page.environ["RANKDUMP_AGENT"] = f"unix:{page.environ['TMPDIR']}/asked.sock"
+    with standalone(page):
+        asked = {"ADDRESS": page.environ["RANKDUMP_AGENT"]}
+        page.run("rankdump status --agent ADDRESS", asked, says="no rank has opened")
     page.run("rankdumpd certs revoke /root/rankdump-ca ann", says="ann")
 
 
@@ -368,12 +373,19 @@ def deploy(page: Page, _: Trained) -> None:
     page.elsewhere("pip install /usr/share/rankdump/rankdump-*.whl", PACKAGE)
     socket = page.environ["TMPDIR"].lstrip("/") + "/host.sock"
     variables = "export RANKDUMP_AGENT=unix:/run/rankdump/agent.sock RANKDUMP_CONFIG=data_dump.json"
-    page.export(variables, **{"run/rankdump/agent.sock": socket})
+    page.export(variables, {"run/rankdump/agent.sock": socket})
     write_job(page)
     with standalone(page):
         page.run("torchrun --nproc-per-node 2 train.py")
-        page.shell("rankdump status /data/dump")
+        page.run("rankdumpd health ADDRESS", ADDRESS=page.environ["RANKDUMP_AGENT"])
     assert rankdump.open(page.folder / "data/dump").ranks == (0, 1)
+
+
+def limits(page: Page, _: Trained) -> None:
+    for name in ("pin", "unpin"):
+        page.elsewhere(
+            f"rankdump {name} JOB", "tests/integration/test_documented_commands.py::readme"
+        )
 
 
 def mindspore(page: Page, _: Trained) -> None:
@@ -399,6 +411,7 @@ SCENES: dict[str, Callable[[Page, Trained], None]] = {
     "docs/fsck.md": fsck,
     "docs/hints.md": hints,
     "docs/ingest.md": ingest,
+    "docs/limits.md": limits,
     "docs/mindspore.md": mindspore,
     "docs/order.md": order,
     "docs/overflow.md": overflow,

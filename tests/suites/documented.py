@@ -11,8 +11,9 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TextIO
 
 ROOT = Path(__file__).parents[2]
@@ -21,7 +22,10 @@ PATIENCE_S = 110
 """Longer than anything here takes; only a broken command waits for it."""
 
 _BLOCK = re.compile(r"(?ms)^```(\w*)\n(.*?)^```$")
-_PROGRAM = r"(?:rankdumpd?|make|python|torchrun|pip|sudo|systemctl|export|ls|/usr/\S+|[A-Z_]+=\S+)"
+_PROGRAM = (
+    r"(?:[A-Z_]+=\S+ )*"
+    r"(?:rankdumpd?|make|python|torchrun|pip|sudo|systemctl|export|/usr/\S+)"
+)
 _ABSOLUTE = re.compile(r"(?<![\w.}])/(?=(?:data|root|etc|dev|var)/)")
 
 
@@ -67,32 +71,39 @@ class Page:
         self.environ = {**os.environ, **environ, "PATH": programs}
         self._left = dict.fromkeys(commands(path))
 
-    def run(self, command: str, *, status: int = 0, says: str = "", **words: object) -> str:
-        """Run a command of the page, with words in the place of those in capitals.
+    def run(
+        self,
+        command: str,
+        instead: Mapping[str, object] = MappingProxyType({}),
+        *,
+        status: int = 0,
+        says: str = "",
+        **words: object,
+    ) -> str:
+        """Run a command of the page, with `words` in the place of those in capitals.
 
+        `instead` holds what stands for other words of it.
         It has to end with that status, and an expression has to match what it says.
         """
-        done = self.shell(self._told(command, words))
+        done = self.shell(self._told(command, {**instead, **words}))
         assert done.returncode == status, f"{command}: {done.returncode}\n{done.stdout}"
         assert re.search(says, done.stdout), f"{command} does not say {says!r}\n{done.stdout}"
         return done.stdout
 
-    def export(self, command: str, **words: object) -> None:
+    def export(self, command: str, instead: Mapping[str, object]) -> None:
         """Set the variables that a line of the page exports."""
-        for word in shlex.split(self._told(command, words).removeprefix("export ")):
+        for word in shlex.split(self._told(command, instead).removeprefix("export ")):
             name, _, value = word.partition("=")
             self.environ[name] = value
 
     @contextlib.contextmanager
-    def running(
-        self, command: str, until: str, *, status: int = 0, **words: object
-    ) -> Iterator[str]:
+    def running(self, command: str, until: str, *, status: int = 0) -> Generator[str]:
         """Run a command of the page that ends at a signal, as `background` does."""
-        with self.background(self._told(command, words), until, status=status) as line:
+        with self.background(self._told(command, {}), until, status=status) as line:
             yield line
 
     @contextlib.contextmanager
-    def background(self, command: str, until: str, *, status: int = 0) -> Iterator[str]:
+    def background(self, command: str, until: str, *, status: int = 0) -> Generator[str]:
         """Run a command on a terminal while the block runs, from a line that matches an expression.
 
         The line is the value of the block. The command has to end with that status at SIGINT.

@@ -136,6 +136,8 @@ class LifeCycle:
         errors = [error for dump in dumps if (error := _closed(dump.session)) is not None]
         if errors:
             raise errors[0]
+        if any(dump.session.refused for dump in dumps if dump.session):
+            raise _FaultError(INTERNAL, "the agent refused this rank")
         undelivered = sum(dump.session.undelivered for dump in dumps if dump.session)
         if undelivered:
             raise _FaultError(INTERNAL, f"{undelivered} tensors did not reach an agent")

@@ -13,10 +13,14 @@ import fcntl
 import os
 import shutil
 import stat
+import time
 from collections.abc import Generator
 from pathlib import Path
 
 from rankdump.contract.errors import UnavailableError
+
+_LETTING_GO_S = 2.0
+"""How long a process that was killed may take to close its files, on a host that is busy."""
 
 
 class DaemonFolder:
@@ -110,7 +114,17 @@ class DaemonFolder:
             with self.door(wait=False):
                 users = os.open(self._users, os.O_RDWR | os.O_CLOEXEC)
                 try:
-                    if self.is_only_user(users) and (by_daemon or not self.has_daemon):
+                    alone = (
+                        self._is_soon_only_user(users) if by_daemon else self.is_only_user(users)
+                    )
+                    if alone and (by_daemon or not self.has_daemon):
                         self.clear(keep_log=keep_log)
                 finally:
                     os.close(users)
+
+    def _is_soon_only_user(self, users: int) -> bool:
+        # A killed process lets go of the leash and of its lock one after the other.
+        give_up = time.monotonic() + _LETTING_GO_S
+        while not (alone := self.is_only_user(users)) and time.monotonic() < give_up:
+            time.sleep(_LETTING_GO_S / 100)
+        return alone

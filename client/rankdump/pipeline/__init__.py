@@ -105,6 +105,8 @@ class Pipeline:
         self._trigger = self._make_trigger()
         self.undelivered = 0
         """Tensors that had not reached an agent when `close` returned."""
+        self.refused = False
+        """Whether the agent refused this rank, by then."""
         self.recorder: Recording = self._make_recorder()
         """What adapters hand operators and events to."""
 
@@ -184,8 +186,9 @@ class Pipeline:
         self._declaring.events()
         if self._course.ever_armed and (self._accounts.kept or not self._quiet):
             self._declaring.graphs()
-        refused = self._ship.link is Link.REFUSED
-        run = run_of(self._device, self._course, self._filter, self._accounts, refused=refused)
+        self.refused = self._ship.link is Link.REFUSED
+        accounts = self._accounts
+        run = run_of(self._device, self._course, self._filter, accounts, refused=self.refused)
         retired_in = self._course.retired_in
         farewell = farewell_of(self._plan, run, self._filter.unmatched, retired_in=retired_in)
         self._ship.submit(SessionEnd(self._course.seen, farewell.notes))
@@ -194,7 +197,7 @@ class Pipeline:
             self._accounts.lost_on_the_way(left, NOT_TAKEN)
         self.undelivered = self._undelivered()
         self._voice.goodbye(farewell.warnings, farewell.remarks)
-        self._voice.left_in_slab(self._ship.left_in_slab)
+        self._voice.left_in_slab(self._ship.left_in_slab, self._ship.link)
         self._voice.losses(self._accounts.losses, self._ship.lost_declarations)
         if self._callers is not None:
             self._voice.stacks_lost(self._callers.lost)

@@ -43,6 +43,8 @@ def why_nothing(plan: DumpPlan, run: Run) -> Cause | None:
     """Return why a run dumped nothing; None when it did dump something."""
     if run.tensors_kept:
         return None
+    if run.refused:
+        return Cause("the agent refused this rank")
     early = _never_armed(plan, run)
     if early:
         return Cause(early)

@@ -49,10 +49,9 @@ def farewell_of(
     plan: DumpPlan, run: Run, unmatched: Sequence[Unmatched], *, retired_in: int | None
 ) -> Farewell:
     """Return what there is to say, given the entries of lists that matched nothing."""
-    if run.refused:
-        return Farewell((), (), ())
     # As long as no operator was asked for, an entry had no chance to match.
-    unused = [_unused(plan, entry) for entry in unmatched] if run.operators_seen else []
+    asked = run.operators_seen and not run.refused
+    unused = [_unused(plan, entry) for entry in unmatched] if asked else []
     warnings, remarks, notes = list(unused), list[str](), list(unused)
     cause = why_nothing(plan, run)
     if cause is not None:

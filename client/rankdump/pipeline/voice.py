@@ -94,11 +94,16 @@ class Voice:
         """Log that the agent's shared memory is not used, though it was asked for."""
         self.once(f"tensors travel on the stream, in pieces: {reason}", about="no slab")
 
-    def left_in_slab(self, count: int) -> None:
-        """Log what the agent has yet to take out of shared memory."""
-        if count:
+    def left_in_slab(self, count: int, link: Link) -> None:
+        """Log what the agent has yet to take out of shared memory, whether it is there or not."""
+        if count and link is Link.UP:
             self.once(
                 f"{self._rank}{count} tensors are left to the agent at {self._address} to write"
+            )
+        elif count:
+            self.once(
+                f"{self._rank}the agent at {self._address} has not come back: {count} tensors "
+                f"stand in its shared memory, and are in the tree only once it runs again"
             )
 
     def goodbye(self, warnings: Iterable[str], remarks: Iterable[str]) -> None:

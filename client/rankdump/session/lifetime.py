@@ -73,6 +73,8 @@ class Session:
         """Whether `close` was called."""
         self.undelivered = 0
         """Tensors that had not reached an agent when it was closed."""
+        self.refused = False
+        """Whether the agent had refused this rank when it was closed."""
         if plan is not None:
             who, text = identity or identify(environ, plan.output.root), plan_to_json(plan)
             self._alone = who.world_size == 1
@@ -223,7 +225,7 @@ class Session:
             self._end_iteration(pipeline, ran=self._begun)
         self._hooks.detach()
         pipeline.close()
-        self.undelivered = pipeline.undelivered
+        self.undelivered, self.refused = pipeline.undelivered, pipeline.refused
         if not raised:  # an error on its way is the script's own, and stays that
             self._tell_losses(pipeline)
 

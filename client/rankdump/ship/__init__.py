@@ -134,7 +134,7 @@ class Ship:
             outgoing.closing = True
             depot.renew_patience()
             outgoing.wake()
-            while depot.items.outstanding and self.link in (Link.UP, Link.AWAY, Link.OPENING):
+            while depot.items.outstanding and self.link not in (Link.ABSENT, Link.REFUSED):
                 away = self.link is Link.AWAY
                 allowed_s = min(patience_s, times.RETURN_AT_EXIT_S) if away else patience_s
                 if depot.idle_s() > allowed_s:
@@ -201,7 +201,9 @@ class Ship:
                 elif isinstance(error, PermanentError):
                     self._set_link(Link.REFUSED, str(error))
                     return
-                if isinstance(error, UnavailableError):
+                if _unanswered(failure):
+                    error = UnavailableError(f"no answer within {times.OPEN_TIMEOUT_S:g} s")
+                elif isinstance(error, UnavailableError):
                     error = explained(error, self._address, self._credentials)
                 if self._depot.items.acknowledged > taken:
                     # It worked: that the stream broke is no reason to wait as long as last time.
@@ -284,3 +286,8 @@ class Ship:
         # While nothing connects, every attempt tells its reason; the listener says it once.
         self._depot.set_link(link)
         self._on_link(link, reason)
+
+
+def _unanswered(failure: Exception) -> bool:
+    """Return whether a call ended because its time was over; a stream has none."""
+    return isinstance(failure, grpc.Call) and failure.code() is grpc.StatusCode.DEADLINE_EXCEEDED

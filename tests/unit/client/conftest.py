@@ -6,7 +6,7 @@ import mmap
 import queue
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -36,6 +36,7 @@ class FakeAgent(agent_pb2_grpc.AgentServiceServicer):
         self.cut_after: float = float("inf")
         self.refusal = ""
         self.redirect = ""
+        self.before_opening: Callable[[], object] = lambda: None
         self.wake: queue.SimpleQueue[None] = queue.SimpleQueue()
         self.slab: FakeSlab | None = None
         self.doorbells = 0
@@ -46,6 +47,7 @@ class FakeAgent(agent_pb2_grpc.AgentServiceServicer):
 
     def OpenSession(self, request, context):  # noqa: N802 - gRPC's name
         self.opened.append(request)
+        self.before_opening()
         if self.refusal:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, self.refusal)
         if self.redirect:

@@ -127,6 +127,18 @@ def test_what_nobody_thought_of_is_a_number_too(cycle: LifeCycle, write, caplog,
     assert "surprise" in caplog.text
 
 
+def test_a_refused_rank_is_an_error(cycle: LifeCycle, running: Running, write, caplog):
+    """Nothing is counted after a refusal, so no number of tensors tells of it."""
+    running.agent.refusal = "rank 0 is taken"
+    cycle.init_dump()
+    assert cycle.set_dump(write()) == acl.OK
+    session = current()
+    session.step()
+    session.dump("Add", "Default/Add-op0", "output", 0, np.ones(3, np.float32))
+    assert cycle.finalize_dump() == acl.INTERNAL
+    assert "finalize_dump returns 500000: the agent refused this rank" in caplog.text
+
+
 def test_a_bad_file_leaves_the_one_before(cycle: LifeCycle, write, tmp_path):
     cycle.init_dump()
     assert cycle.set_dump(write()) == acl.OK

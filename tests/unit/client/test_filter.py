@@ -78,7 +78,8 @@ def test_a_refused_rank_says_nothing_of_its_plan() -> None:
     plan = a_plan(operators=operators(names=("x",)))
     unmatched = [Unmatched("kernels", "x")]
     facts = {"iterations_armed": 0, "refused": True}
-    assert farewell_of(plan, run(**facts), unmatched, retired_in=None).notes == ()
+    said = farewell_of(plan, run(**facts), unmatched, retired_in=None)
+    assert said.warnings == ("nothing was dumped: the agent refused this rank",)
     facts["refused"] = False
     assert len(farewell_of(plan, run(**facts), unmatched, retired_in=None).warnings) == 2
 

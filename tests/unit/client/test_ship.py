@@ -26,10 +26,13 @@ def staged(data: bytes, stamp: int = 1) -> Staged:
 class Watched:
     """A ship, and what it told its owner."""
 
-    def __init__(self, address: str, tmp_path, on_tick=lambda: None) -> None:
+    def __init__(
+        self, address: str, tmp_path, on_tick=lambda: None, on_reason=lambda _: None
+    ) -> None:
         self.taken: list[Held] = []
         self.warnings: list[str] = []
         self.links: list[Link] = []
+        self._on_reason = on_reason
         self.ship = Ship(
             introduction_of(plan(tmp_path)),
             address,
@@ -37,9 +40,13 @@ class Watched:
             on_torn=lambda _head: None,
             on_tick=on_tick,
             on_warning=self.warnings.append,
-            on_link=lambda link, _reason: self.links.append(link),
+            on_link=self._hear,
             on_stream=lambda _reason: None,
         )
+
+    def _hear(self, link: Link, reason: str) -> None:
+        self.links.append(link)
+        self._on_reason(reason)
 
 
 def eventually(condition) -> None:
@@ -122,6 +129,38 @@ def test_no_agent_at_all_leaves_the_records_counted(address: str, tmp_path):
     begun = time.monotonic()
     assert watched.ship.close(60) == 1
     assert time.monotonic() - begun < 30  # far from its patience: nobody was ever there
+
+
+def test_a_rank_that_ends_before_the_first_answer_waits_for_it(running: Running, tmp_path):
+    """An agent on a busy host may take longer to answer than a short job takes."""
+    held = threading.Event()
+    running.agent.before_opening = lambda: held.wait(60)
+    watched = Watched(running.address, tmp_path)
+    watched.ship.start(0.01)
+    assert watched.ship.link is Link.CONNECTING
+    watched.ship.submit(staged(b"a"))
+    lost: list[int] = []
+    closing = threading.Thread(target=lambda: lost.append(watched.ship.close(60)))
+    closing.start()
+    eventually(lambda: watched.ship.closing)
+    held.set()
+    closing.join()
+    assert lost == [0]
+
+
+def test_an_agent_that_does_not_answer_is_called_that(running: Running, tmp_path, monkeypatch):
+    """And not absent: what the rank says of it is all that there is to go by."""
+    held = threading.Event()
+    running.agent.before_opening = lambda: held.wait(60)
+    monkeypatch.setattr("rankdump.ship.link.OPEN_TIMEOUT_S", 0.1)
+    reasons: list[str] = []
+    watched = Watched(running.address, tmp_path, on_reason=reasons.append)
+    watched.ship.start(60)
+    assert watched.ship.link is Link.ABSENT
+    eventually(lambda: reasons)
+    assert reasons[0] == "no answer within 0.1 s"
+    held.set()
+    watched.ship.close(1)
 
 
 def test_a_refusal_is_final_and_has_its_reason(running: Running, tmp_path):

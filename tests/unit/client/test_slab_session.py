@@ -181,3 +181,17 @@ def test_a_child_neither_sends_nor_hangs_nor_writes(host: Running):
     session.close()
     assert len(tensors(host.agent)) == 3
     assert not host.agent.slab.locked()
+
+
+def test_a_refused_rank_blames_nothing_else(host: Running, caplog):
+    """The plan selects what ran: that nothing was dumped is the agent's word alone."""
+    host.agent.refusal = "rank 0 is taken"
+    with session_of(host) as session:
+        for step in range(3):
+            session.step(step)
+            fill(session, 2)
+    said = [record.getMessage() for record in caplog.records]
+    assert [text for text in said if "refused this rank: rank 0 is taken" in text]
+    assert [text for text in said if "nothing was dumped" in text] == [
+        "rankdump: nothing was dumped: the agent refused this rank"
+    ]

@@ -49,6 +49,11 @@ def test_a_script_that_is_always_wrong_does_not_fill_its_log(voice, caplog, monk
         # A stream ends with its session: what is not told as lost does not come back either.
         ([Link.UP, Link.AWAY, Link.UP, Link.AWAY], True, []),
         ([Link.REFUSED], False, ["the agent at unix:/a refused this rank: why"]),
+        (
+            [Link.OPENING, Link.OPENING, Link.UP],
+            False,
+            ["the agent at unix:/a has not opened the session (why)", "the agent at unix:/a has"],
+        ),
     ],
 )
 def test_news_of_the_agent(voice, caplog, links, closing, words):
@@ -70,8 +75,8 @@ def test_what_became_of_shared_memory(voice, caplog):
     """Its absence is said once, and what is left in it only when there is something."""
     for reason in ("the agent grants none", "no such file"):
         voice.no_slab(reason)
-    voice.left_in_slab(0)
-    voice.left_in_slab(3)
+    voice.left_in_slab(0, Link.UP)
+    voice.left_in_slab(3, Link.UP)
     assert said(caplog) == [
         "tensors travel on the stream, in pieces: the agent grants none",
         "3 tensors are left to the agent at unix:/a to write",
@@ -114,3 +119,11 @@ def test_ranks_of_a_host_say_a_thing_once(caplog):
         voice.close()
     Voice(request_of(ranks[1]), "unix:/a", 1).once("a fault of the script")
     assert len(said(caplog)) == 2
+
+
+def test_what_stands_in_shared_memory_of_an_agent_that_is_gone(voice, caplog):
+    voice.left_in_slab(3, Link.AWAY)
+    assert said(caplog) == [
+        "the agent at unix:/a has not come back: 3 tensors stand in its shared memory, and are in "
+        "the tree only once it runs again"
+    ]
