@@ -13,6 +13,7 @@ from rankdump.contract.layout.folders import RANK_FOLDER, ROOT, Folder, Names, i
 from rankdump.contract.layout.long_names import LongNames
 from rankdump.contract.layout.mindspore_sync import GRAPH_FOLDER, METADATA_FOLDER, ORDER_FOLDER
 from rankdump.contract.layout.place import MAPPING_FILE
+from rankdump.contract.layout.reading import absent_in
 from rankdump.contract.order import ORDER_FOLDER as GLOBAL_ORDER_FOLDER
 from rankdump.fsck.values import Damage, Kind, Seen
 from rankdump.reader.names import long_names
@@ -33,15 +34,16 @@ def scan(root: Path) -> list[Seen]:
 def unfiled(root: Path, everything: Sequence[Seen]) -> Iterator[Damage]:
     """Yield what tables of long names name and is not there.
 
-    For trees without manifests, which say it better: an agent's tables keep the names of files
-    that it joined or removed.
+    For trees without manifests, which say it better: a dropped tensor has its row as well.
     """
     folders: defaultdict[str, set[str]] = defaultdict(set)
     for seen in everything:
         folders[seen.where].add(seen.name)
     for seen in everything:
-        if seen.name == MAPPING_FILE and seen.regular:
-            for name in long_names(root / seen.path).absent(folders[seen.where]):
+        folder = seen.folder if seen.name == MAPPING_FILE and seen.regular else None
+        if folder is not None and folder.names is not Names.NONE:
+            names = long_names(root / seen.path)
+            for name in absent_in(folder, names, folders[seen.where]):
                 text = f"{seen.path} names it, and it is not there"
                 yield Damage(Kind.MISSING, f"{seen.where}/{name}", text)
 

@@ -24,13 +24,14 @@ from rankdump.reader.entry import Entry, Table, Tree
 from rankdump.reader.figures import Figures
 from rankdump.reader.foreign import check_ours
 from rankdump.reader.ir import Frame
+from rankdump.reader.jobs import others
 from rankdump.reader.load import load
 from rankdump.reader.locate import root_of
 from rankdump.reader.places import Places
 from rankdump.reader.query import Named, Query, selected
 from rankdump.reader.source import called_from, graph_files
 from rankdump.reader.tables import Recorded, named, rows
-from rankdump.reader.walk import told_apart, walk
+from rankdump.reader.walk import walk
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -104,8 +105,9 @@ class Dump:
 
     def of_job(self, job_id: str) -> Dump:
         """Return what one of several jobs dumped here; DamagedError says which there are."""
-        one = told_apart(self.root, job_id)
-        return Dump(_Source(self.root, one), self._queries) if one else self
+        if not others(self.root, job_id):
+            return self
+        return Dump(_Source(self.root, job_id), self._queries)
 
     @property
     def ranks(self) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ from rankdump.contract.status import IterationStatus
 
 Said: TypeAlias = "tuple[IterationStatus, ManifestRecord]"
 """The balance of an iteration, and one tensor of it."""
-_NAME = re.compile(rf"iteration_({NUMBER})\..*\.json", re.S)
+_NAME = re.compile(rf"iteration_({NUMBER})\.(.*)\.json", re.S)
 
 
 class Manifested:
@@ -57,9 +57,9 @@ class Manifested:
         ranks = self._bases.get(folder.base) or self._devices.get(folder.rank) or {folder.rank}
         return next(iter(ranks)) if len(ranks) == 1 else folder.rank
 
-    def job_of(self, record: ManifestRecord) -> str:
-        """Return the job whose manifest has a record."""
-        return self._files[record.path][record.member][0].job_id
+    def names(self, path: str) -> bool:
+        """Return whether anything is said of a file."""
+        return path in self._files
 
     def constants_of(self, other: Manifested) -> None:
         """Take over what another one says of constants, which may be those of any iteration."""
@@ -85,6 +85,8 @@ class ManifestFile(NamedTuple):
     path: Path
     iteration: int | None
     """None where the name does not say it."""
+    session: tuple[str, str]
+    """Folder of the rank, and what the name says of the session; where it does not, the name."""
 
 
 def manifest_files(root: Path, rank: str, problems: list[str]) -> list[ManifestFile]:
@@ -98,7 +100,9 @@ def manifest_files(root: Path, rank: str, problems: list[str]) -> list[ManifestF
         problems.append(f"{folder}: cannot be read: {error.strerror}")
         return []
     found = [
-        ManifestFile(folder / name, int(said[1]) if (said := _NAME.fullmatch(name)) else None)
+        ManifestFile(folder / name, int(said[1]), (rank, said[2]))
+        if (said := _NAME.fullmatch(name))
+        else ManifestFile(folder / name, None, (rank, name))
         for name in names
         if name.endswith(".json") and not name.startswith(".")
     ]
@@ -112,7 +116,7 @@ def read_manifests(
 
     With `balances_only` they have no records, and these are not read.
     """
-    for path, _ in files:
+    for path, *_ in files:
         try:
             with path.open("rb") as file:
                 head = Manifest.head(file.readline()) if balances_only else None

@@ -20,7 +20,7 @@ from rankdump.contract.layout.file_name import FileKind, FileName
 from rankdump.contract.layout.folders import RANK_FOLDER, ROOT, Folder, Names, inside
 from rankdump.contract.layout.long_names import LongNames
 from rankdump.contract.layout.place import MAPPING_FILE
-from rankdump.contract.layout.reading import file_in
+from rankdump.contract.layout.reading import absent_in, file_in
 from rankdump.reader.files import File
 from rankdump.reader.names import long_names
 from rankdump.reader.query import Query
@@ -98,7 +98,7 @@ class Places:
 
     def _enter(self, folder: Folder, where: str) -> None:
         listed = self._listing(where)
-        names = self._long_names(where, listed) if folder.names is not Names.NONE else None
+        names = self._long_names(folder, where, listed) if folder.names is not Names.NONE else None
         for item in listed:
             name = item.name
             path = f"{where}/{name}" if where else name
@@ -167,13 +167,13 @@ class Places:
         except OSError:  # gone since it was listed, a link to nowhere or to itself
             return _Item(item.name, False, False, 0)
 
-    def _long_names(self, where: str, listed: list[_Item]) -> LongNames:
+    def _long_names(self, folder: Folder, where: str, listed: list[_Item]) -> LongNames:
         if not any(item.name == MAPPING_FILE for item in listed):
             return LongNames()
         try:
             names = long_names(self.root / where / MAPPING_FILE)
             there = {item.name for item in listed}
-            self.absent += [f"{where}/{name}" for name in names.absent(there)]
+            self.absent += [f"{where}/{name}" for name in absent_in(folder, names, there)]
             return names
         except DamagedError as error:
             self.problems.append(str(error))

@@ -22,14 +22,8 @@ from rankdump.reader.collector import collector_paused
 from rankdump.reader.columns import Entries
 from rankdump.reader.entry import Entry, Table, Tree
 from rankdump.reader.files import File, entries_of
-from rankdump.reader.jobs import alone, of_job
-from rankdump.reader.manifests import (
-    Manifested,
-    ManifestFile,
-    manifest_files,
-    ranks_with_manifests,
-    read_manifests,
-)
+from rankdump.reader.jobs import of_job, others
+from rankdump.reader.manifests import Manifested, ManifestFile, manifest_files, read_manifests
 from rankdump.reader.places import Leaf, Places
 from rankdump.reader.query import Query
 from rankdump.reader.retired import read_retired
@@ -50,8 +44,8 @@ def walk(root: Path, *queries: Query, balances_only: bool = False, job_id: str =
     """Return what stands below a root; a root that is no folder is a problem, not an error.
 
     Ranks, graphs and iterations that a query leaves out are not entered. With `balances_only`
-    neither are iterations with files and a manifest: of these only their balances are read. Of
-    several jobs the one with `job_id` is taken; DamagedError when it is not there.
+    neither are iterations with files and a manifest: of these only their balances are read. With
+    `job_id` neither is what other jobs dumped; DamagedError when there is nothing of that one.
     """
     places = Places(root, queries)
     places.find()
@@ -70,7 +64,7 @@ def walk(root: Path, *queries: Query, balances_only: bool = False, job_id: str =
         retired=frozenset(gone),
         whole=all(query.places.empty for query in queries),
     )
-    return of_job(tree, reading.job_id) if reading.job_id else tree
+    return of_job(tree, job_id) if reading.others else tree
 
 
 class _Reading:
@@ -86,10 +80,15 @@ class _Reading:
         """Folders of ranks."""
         self._device = any(folder.device for folder in folders.values())
         self._devices: set[int] = set()
+        self.others = others(places.root, job_id)
+        """Sessions that are left out."""
         wanted = [n for n in self.names if self._device or places.wants_rank(folders[n].rank)]
-        self._files = {name: manifest_files(places.root, name, places.problems) for name in wanted}
-        self.job_id = told_apart(places.root, job_id)
-        """Of whom others have to be left out."""
+        named = {name: manifest_files(places.root, name, places.problems) for name in wanted}
+        self._stepped = any(named.values())
+        self._files = {
+            name: [file for file in files if file.session not in self.others]
+            for name, files in named.items()
+        }
 
     def ranks(self) -> tuple[int, ...]:
         """Return those that have a folder: ranks, or devices where there are no ranks."""
@@ -136,6 +135,8 @@ class _Reading:
                 dated[file.iteration].manifests.append(file)
         constants = Manifested()
         for at in sorted(dated):
+            if self.others and not dated[at].manifests:
+                continue
             dated[at].settled = True
             yield self._read(dated[at], constants)
         yield self._read(others, Manifested(), constants)
@@ -158,19 +159,19 @@ class _Reading:
             places.enter(leaf)
         self.tables += tables_of(places, known)
         files, places.files = places.files, []
+        if self.others:
+            files = [file for file in files if known.names(file.relative)]
         absent, places.absent = places.absent, []
-        stepped = any(self._files.values())
-        if not stepped:  # manifests say what should be there: also a dropped tensor has its row
+        # Manifests say what should be there: a dropped tensor has its row as well.
+        if not self._stepped:
             named = f"named by {MAPPING_FILE}, not there"
             places.problems.extend(f"{path}: {named}" for path in absent)
-        entries = entries_of(root, files, known, places.problems, stepped=stepped)
+        entries = entries_of(root, files, known, places.problems, stepped=self._stepped)
         constants.constants_of(known)
         places.problems.extend(self._missed(known))
         places.problems.extend(_resized(entries, files))
         if self._device:
             self._devices = {known.rank_of(folder) for folder in places.folders.values()}
-        if self.job_id:
-            entries = [e for e in entries if e.record and known.job_of(e.record) == self.job_id]
         return sorted(entries, key=place_in_time)
 
     def _missed(self, known: Manifested) -> Iterator[str]:
@@ -181,17 +182,6 @@ class _Reading:
             # Nobody writes a manifest of what stands in another iteration's folder.
             if named and not os.path.lexists(self._places.root / path):
                 yield f"{path}: named by a manifest, not there"
-
-
-def told_apart(root: Path, job_id: str) -> str:
-    """Return the id of a job that is one of several in a tree, by the balances in it.
-
-    Nothing for no job, and for the only one; DamagedError when it is not there.
-    """
-    if not job_id:
-        return ""
-    files = (f for rank in ranks_with_manifests(root) for f in manifest_files(root, rank, []))
-    return alone(root, read_manifests(files, [], balances_only=True), job_id)
 
 
 def place_in_time(entry: Entry) -> tuple[int, bool, int, int, str, str, int]:

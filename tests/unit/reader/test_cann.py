@@ -23,6 +23,7 @@ from rankdump.contract.key import Side, TensorKey
 from rankdump.contract.layout.layouts import LAYOUTS as KNOWN
 from rankdump.contract.manifest import Manifest
 from rankdump.dumpdata import head
+from rankdump.fsck import check_tree
 from rankdump.reader import Query, Survey, damaged, findings, load, locate, status, walk
 
 NAME = "Default/network-Net/fc.1/Add-op0"
@@ -58,6 +59,22 @@ def test_members_are_tensors(tmp_path, layout, complete, packed):
     assert (facts.dtype, facts.shape, facts.bytes_in) == ("float16", (4,), 8)
     assert sum(entry.taken_bytes for entry in found.entries) == path.stat().st_size
     assert locate(path) == found.entries
+
+
+@pytest.mark.parametrize("layout", ["mindspore-async", "cann"])
+def test_long_names_of_files_that_were_joined_are_not_missed(tmp_path, layout):
+    """Their rows stay, and until the first iteration is over no manifest says where they went."""
+    path = CannTree(tmp_path, layout).operator(0, NAME, {0: ONES}, {})
+    short = path.rename(path.with_name("43"))
+    rows = f"42,{path.name}.input.0\n43,{path.name}\n"
+    short.with_name("mapping.csv").write_text(rows)
+    assert (len(walk(tmp_path).entries), walk(tmp_path).problems) == (1, ())
+    assert check_tree(tmp_path, workers=1).damages == ()
+    short.unlink()
+    (problem,) = walk(tmp_path).problems
+    assert problem == f"{short.relative_to(tmp_path)}: named by mapping.csv, not there"
+    (damage,) = check_tree(tmp_path, workers=1).damages
+    assert damage.path == str(short.relative_to(tmp_path))
 
 
 def test_headers_are_read_only_where_no_manifest_speaks(tmp_path, monkeypatch):

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tracemalloc
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -73,6 +74,22 @@ def test_one_iteration_of_one_rank_opens_nothing_else(tmp_path):
     assert {path for path in paths if path.endswith((".json", ".npy"))} == {manifest}
     tensors = {path for path in paths if path.startswith("rank_0/Net/0/")}
     assert tensors == {"rank_0/Net/0/3"}
+
+
+def test_one_of_two_jobs_opens_no_manifest_of_the_other(tmp_path):
+    """But one of each session: these say whose they are."""
+    root = grown(tmp_path).root
+    late = TreeBuilder(root, job="late", clock_us=1_800_000_000_000_000)
+    for rank, iteration in product(range(2), range(4)):
+        late.tensor(rank, iteration, "Default/a-A/A-op0", ONES, codec="none")
+        late.complete(rank, iteration, session=f"late{rank}")
+    paths = opened(root, "ls", "--rank", "0", "--iteration", "3", "--job", "late")
+    manifests = {path for path in paths if path.endswith(".json")}
+    assert manifests == {f"rank_0/{MANIFEST_FOLDER}/iteration_3.late0.json"} | {
+        f"rank_{rank}/{MANIFEST_FOLDER}/iteration_0.{session}{rank}.json"
+        for rank, session in product(range(2), ("session", "late"))
+    }
+    assert {path for path in paths if path.startswith("rank_0/Net/0/")} == {"rank_0/Net/0/3"}
 
 
 def test_a_part_of_a_dump_is_read_when_it_is_asked_for(tmp_path, monkeypatch):

@@ -6,6 +6,8 @@ for each side and slot.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from rankdump.contract.key import Side, TensorKey
 from rankdump.contract.layout import api_tree, mindspore_sync
 from rankdump.contract.layout.file_name import (
@@ -16,6 +18,7 @@ from rankdump.contract.layout.file_name import (
     parsed_exception,
 )
 from rankdump.contract.layout.folders import Folder, Names, folder_at
+from rankdump.contract.layout.long_names import LongNames
 
 _SYNCHRONOUS_FORMAT = "DefaultFormat"
 
@@ -45,6 +48,15 @@ def file_in(folder: Folder, name: str) -> FileName | None:
     if folder.names is Names.CAPTURED and (file is None or file.number is None):
         return None
     return file
+
+
+def absent_in(folder: Folder, names: LongNames, there: Collection[str]) -> list[str]:
+    """Return the names on disk that the `mapping.csv` of a folder has and that are not there.
+
+    Files of single tensors of an operator go when they are joined, and their rows stay.
+    """
+    files = ((name, file_in(folder, names.full(name))) for name in names.absent(there))
+    return [name for name, file in files if file is None or file.kind is not FileKind.MEMBER]
 
 
 def key_in(
