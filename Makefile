@@ -73,7 +73,7 @@ bench: setup
 
 # The dump tools that ours are measured against, with CANN's converter in one. They need a torch of
 # their own, and two gigabytes. troubleshooter asks for a protobuf so old that the other one's onnx
-# has no wheel for it; what we run of it loads none.
+# has no wheel for it.
 build/bench-peers-venv/ready:
 	$(PYTHON) -m venv build/bench-peers-venv
 	build/bench-peers-venv/bin/python -m pip install --quiet torch==2.13.0 mindstudio-probe \

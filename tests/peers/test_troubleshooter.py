@@ -46,15 +46,17 @@ class Dump:
 def run(verb: str, told: object, module: str = "troubleshooter") -> None:
     """Run the tool, or ours.
 
-    Which of several equal keys the tool takes hangs on Python's seed of hashes.
+    Which of several equal keys the tool takes hangs on Python's seed of hashes. The code that it
+    brings for protobuf is older than protobuf's own parser takes.
     """
+    fixed = {"PYTHONHASHSEED": "0", "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION": "python"}
     python = sys.executable if module == "rankdump" else os.environ["TROUBLESHOOTER_PYTHON"]
     subprocess.run(
         [python, "-W", "ignore", str(PEER), module, verb, json.dumps(told)],
         check=True,
         timeout=110,
         capture_output=True,
-        env={**os.environ, "PYTHONHASHSEED": "0"},
+        env={**os.environ, **fixed},
     )
 
 
