@@ -72,11 +72,13 @@ bench: setup
 	$(BIN)/python -m bench all --json
 
 # The dump tools that ours are measured against, with CANN's converter in one. They need a torch of
-# their own, and two gigabytes.
+# their own, and two gigabytes. troubleshooter asks for a protobuf so old that the other one's onnx
+# has no wheel for it; what we run of it loads none.
 build/bench-peers-venv/ready:
 	$(PYTHON) -m venv build/bench-peers-venv
 	build/bench-peers-venv/bin/python -m pip install --quiet torch==2.13.0 mindstudio-probe \
-	  troubleshooter==1.0.17
+	  'pysnooper>=1.1' 'prettytable>=3,<3.8'
+	build/bench-peers-venv/bin/python -m pip install --quiet --no-deps troubleshooter==1.0.17
 	touch $@
 
 bench-peers: setup build/bench-peers-venv/ready

@@ -187,7 +187,7 @@ def state_base() -> tuple[State, _Base]:
             JobRow("job", ("/trees/a",), samples.STAMP, samples.STAMP),
             PublishedRow("job", 0, 3, 2, (0,), {1: 4}, 0, {1: 2}),
             LateRow("job", 0, 3, 1, 5),
-            SessionRow(samples.SESSION_STATUS, "agent", 5),
+            SessionRow(samples.SESSION_STATUS, "agent", 5, 4),
             BalanceRow(samples.BALANCE, "agent", 6),
             TimeoutsRow("job", 0, samples.TIMEOUTS),
             FindingRow("job", 0, samples.FINDING),

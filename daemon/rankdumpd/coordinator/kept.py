@@ -44,6 +44,8 @@ class SessionRow:
     status: SessionStatus
     agent_id: str
     sequence: int
+    first: int
+    """The report in which that agent spoke of it first; `sequence` is the last one."""
 
 
 @dataclass(frozen=True, slots=True)

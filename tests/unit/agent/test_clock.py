@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rankdumpd.agent.report.clock import (
@@ -53,6 +53,9 @@ ASKED = st.lists(st.tuples(DELAYS, DELAYS, DELAYS, st.integers(0, 60_000_000)), 
 
 
 @given(st.integers(-(10**12), 10**12), st.integers(-50, 50), ASKED)
+# The clocks drift apart by more than the answer was on its way.
+@example(offset_us=0, drift_ppm=48, asked=[(0, 20_834, 0, 0)])
+@example(offset_us=0, drift_ppm=50, asked=[(3, 200_000, 4, 60_000_000)] * 3)
 def test_the_true_offset_lies_within_the_error(offset_us, drift_ppm, asked):
     """However unequal the ways there and back are, however old the samples and clocks drift."""
     world, window = World(offset_us, drift_ppm), ClockWindow()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import uuid
+
 import pytest
 
 from rankdump.contract.exchange import SessionRequest
@@ -96,7 +98,9 @@ def test_the_sum_of_what_was_lost_says_why_there_is_no_agent(caplog):
 
 def test_ranks_of_a_host_say_a_thing_once(caplog):
     """What holds for all of them one says; what each has lost each says, with its name."""
-    ranks = [Identity(rank, 2, rank, "one job") for rank in range(2)]
+    # Claims are names of this machine, where the same test may run from another checkout.
+    job = uuid.uuid4().hex
+    ranks = [Identity(rank, 2, rank, job) for rank in range(2)]
     voices = [Voice(request_of(rank), "unix:/a", 1 << 20) for rank in ranks]
     for voice in voices:
         for link in (Link.ABSENT, Link.UP, Link.AWAY, Link.UP, Link.AWAY):
@@ -113,7 +117,7 @@ def test_ranks_of_a_host_say_a_thing_once(caplog):
         "rank 1: 3 tensors were not dumped: 3 buffer_full",
     ]
     caplog.clear()
-    Voice(request_of(Identity(0, 2, 0, "another")), "unix:/a", 1).once("a fault of the script")
+    Voice(request_of(Identity(0, 2, 0, f"not {job}")), "unix:/a", 1).once("a fault of the script")
     assert said(caplog) == ["a fault of the script"]
     for voice in voices:
         voice.close()

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, TypeAlias
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from suites.mortal import Mortal
 
@@ -155,6 +155,11 @@ def test_every_operator_is_there_once_or_late(lives, steps) -> None:
         st.sampled_from(["say", "publish", "publish one", "commit", "die"]), max_size=30
     ),
 )
+# The second session is known to have begun, and that it has ended will be said again.
+@example(lives=(1, 1), steps=["say"] * 4 + ["publish one", "commit"])
+# A rank's first session is said to be lost after another rank's second one has begun.
+@example(lives=(1, 1, 1), steps=["say"] * 4 + ["publish", "commit"])
+@example(lives=(1, 1), steps=["say", "commit", "die", "say", "say", "publish", "commit"])
 def test_nothing_is_late_where_all_ranks_start_over_together(lives, steps) -> None:
     """Law: with lives of the same length, said in step, each operator stands in the order once."""
     world = World((lives,) * WORLD)

@@ -35,7 +35,7 @@ LARGEST = (1 << 63) - 1
 def session(name: str, job: str = "j", **more) -> SessionRow:
     state = more.pop("state", SessionState.LOST)
     status = SessionStatus(job, name, 0, 2, 0, "h", 1, state, notes=("é\n",), **more)
-    return SessionRow(status, "a", LARGEST)
+    return SessionRow(status, "a", LARGEST, 5)
 
 
 def rows_of(job: str) -> list[Row]:
@@ -138,18 +138,21 @@ def test_a_state_has_one_owner_and_a_version(state, tmp_path) -> None:
 
 
 def test_a_state_of_the_version_before_is_taken_over(tmp_path) -> None:
-    """Where all ranks had started over together, their lives were numbered as runs are."""
+    """Where all ranks had started over together, their lives were numbered as runs are; of a
+    session only the last report was known.
+    """
     row = PublishedRow("j", 2, 4, 10, None, {})
     state = State(tmp_path)
-    state.write([row])
+    state.write([row, session("s")])
     state._base.executescript(
         "ALTER TABLE published DROP COLUMN start; ALTER TABLE published DROP COLUMN starts;"
-        " PRAGMA user_version = 1"
+        "ALTER TABLE sessions DROP COLUMN first; PRAGMA user_version = 1"
     )
     state.close()
     for _ in range(2):
         again = State(tmp_path)
-        assert list(again.rows()) == [dataclasses.replace(row, start=2)]
+        begun = dataclasses.replace(session("s"), first=LARGEST)
+        assert list(again.rows()) == [dataclasses.replace(row, start=2), begun]
         again.close()
 
 

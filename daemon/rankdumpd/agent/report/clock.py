@@ -39,7 +39,9 @@ class Sample:
 
     @property
     def delay_us(self) -> int:
-        """Return how long it was on the way, there and back."""
+        """Return how long it was on the way, there and back; less than nothing where that is less
+        than what the clocks drifted apart meanwhile.
+        """
         took_us = self.back.monotonic_us - self.sent.monotonic_us
         return took_us - (self.answered_us - self.received_us)
 
@@ -54,7 +56,7 @@ class Sample:
         # Clocks drift while a question is on its way, too.
         age_us = max(0, now.monotonic_us - self.sent.monotonic_us)
         # One more for what the divisions cut off.
-        return (self.delay_us + 1) // 2 + -(-age_us * DRIFT_PPM // 1_000_000) + 1
+        return (self.delay_us + 1) // 2 + _drift_us(age_us) + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,8 @@ class ClockWindow:
         across = window.at(sample.back)
         if across.steps != window.steps or sample.answered_us < sample.received_us:
             return across
-        if sample.delay_us < 0:
+        # One more for what the clocks cut off.
+        if sample.delay_us < -_drift_us(sample.back.monotonic_us - sample.sent.monotonic_us) - 1:
             return across
         known = across.estimate(sample.back)
         apart_us = abs(sample.offset_us - known.offset_us)
@@ -94,6 +97,10 @@ class ClockWindow:
             return ClockEstimate(steps=self.steps)
         best = min(self.samples, key=lambda sample: sample.error_us(now))
         return ClockEstimate(best.offset_us, best.error_us(now), self.steps, known=True)
+
+
+def _drift_us(elapsed_us: int) -> int:
+    return -(-elapsed_us * DRIFT_PPM // 1_000_000)
 
 
 def _stepped(earlier: Instant, later: Instant) -> bool:

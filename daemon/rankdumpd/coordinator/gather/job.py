@@ -7,7 +7,7 @@ from collections import Counter
 
 from rankdump.contract.events import EventColumns, ProcessGroup
 from rankdump.contract.findings import Finding, FindingKind
-from rankdump.contract.status import IterationStatus, RankEvents, SessionStatus
+from rankdump.contract.status import IterationStatus, RankEvents, SessionState, SessionStatus
 from rankdump.contract.timeouts import TimeoutHint, Timeouts
 from rankdumpd.coordinator.gather.pending import Parts, Pending
 from rankdumpd.coordinator.gather.published import Published
@@ -57,6 +57,8 @@ class Job:
         self.warnings: tuple[str, ...] = ()
         self.findings: list[Finding] = []
         self.more_findings = 0
+        self._first: dict[tuple[str, str], int] = {}
+        """The report in which an agent spoke of a session first."""
         self._groups: dict[int, tuple[ProcessGroup, ...]] = {}
 
     def take_root(self, root: str) -> None:
@@ -85,8 +87,27 @@ class Job:
     def take_session(self, session: SessionStatus, origin: tuple[str, int]) -> None:
         """Take the state of a session; `origin` is agent and number of the report it came in."""
         self.ranks.take_session(session, origin[0])
-        self._enter(session.rank, self.ranks.start_of(session.rank))
-        self.rows["session", session.session_id] = SessionRow(session, *origin)
+        # One that is over has no part in a run that another rank's next life has begun.
+        if session.state is SessionState.OPEN:
+            self._enter(session.rank, self.ranks.start_of(session.rank))
+        agent_id, number = origin
+        first = self._first.setdefault((session.session_id, agent_id), number)
+        self.rows["session", session.session_id] = SessionRow(session, agent_id, number, first)
+
+    def recall_session(self, row: SessionRow, *, acknowledged: int) -> None:
+        """Remember a session, of whose agent everything up to a number is acknowledged.
+
+        It counts when its beginning will not be said again. Its end, where that will be said
+        again, comes after events.
+        """
+        status = row.status
+        self._first[status.session_id, row.agent_id] = row.first
+        if row.first > acknowledged:
+            self.ranks.recall_session(status)
+        elif row.sequence > acknowledged:
+            self.ranks.take_session(dataclasses.replace(status, state=SessionState.OPEN))
+        else:
+            self.ranks.take_session(status)
 
     def take_balance(
         self, status: IterationStatus, origin: tuple[str, int], *, now_s: float

@@ -39,19 +39,18 @@ def recall(
             job.heard_s = now_s - max(0, now_us - row.heard_us) / 1e6
             job.roots = dict.fromkeys(row.roots)
         elif isinstance(row, SessionRow | BalanceRow):
-            said_again = row.sequence > acknowledged.get(row.agent_id, 0)
-            _recall_status(row, jobs[row.status.job_id], said_again=said_again)
-            if not said_again and row.agent_id in agents.all:
+            known = acknowledged.get(row.agent_id, 0)
+            _recall_status(row, jobs[row.status.job_id], acknowledged=known)
+            if row.sequence <= known and row.agent_id in agents.all:
                 agents.all[row.agent_id].jobs.add(row.status.job_id)
         else:
             _recall_part(row, jobs)
 
 
-def _recall_status(row: SessionRow | BalanceRow, job: Job, *, said_again: bool) -> None:
+def _recall_status(row: SessionRow | BalanceRow, job: Job, *, acknowledged: int) -> None:
     if isinstance(row, SessionRow):
-        take = job.ranks.recall_session if said_again else job.ranks.take_session
-        take(row.status)
-    elif said_again:
+        job.recall_session(row, acknowledged=acknowledged)
+    elif row.sequence > acknowledged:
         job.ranks.recall_balance(row.status)
     else:
         job.ranks.take_balance(row.status, needed=job.needs(row.status.iteration))

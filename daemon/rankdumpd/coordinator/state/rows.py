@@ -68,10 +68,10 @@ def _balance(text: str, agent_id: str, sequence: int) -> BalanceRow:
     return BalanceRow(IterationStatus(**json.loads(text)), agent_id, sequence)
 
 
-def _session(text: str, agent_id: str, sequence: int) -> SessionRow:
+def _session(text: str, agent_id: str, sequence: int, first: int) -> SessionRow:
     about = json.loads(text)
     state, notes = SessionState(about.pop("state")), tuple(about.pop("notes"))
-    return SessionRow(SessionStatus(state=state, notes=notes, **about), agent_id, sequence)
+    return SessionRow(SessionStatus(state=state, notes=notes, **about), agent_id, sequence, first)
 
 
 def _finding(job_id: str, number: int, text: str) -> FindingRow:
@@ -153,11 +153,11 @@ TABLES: Mapping[type[Row], Table] = {
         LateRow,
     ),
     SessionRow: Table(
-        _place("sessions", "session_id, job_id, status, agent_id, sequence", "session_id"),
-        "SELECT status, agent_id, sequence FROM sessions ORDER BY number",
+        _place("sessions", "session_id, job_id, status, agent_id, sequence, first", "session_id"),
+        "SELECT status, agent_id, sequence, first FROM sessions ORDER BY number",
         lambda row: (
             *(row.status.session_id, row.status.job_id, _text(asdict(row.status))),
-            *(row.agent_id, row.sequence),
+            *(row.agent_id, row.sequence, row.first),
         ),
         _session,
     ),

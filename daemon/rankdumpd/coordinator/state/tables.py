@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-VERSION = 2
+VERSION = 3
 """Of the tables below, as the file's `user_version` says it."""
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS agents (
@@ -42,7 +42,8 @@ CREATE TABLE IF NOT EXISTS sessions (
     job_id TEXT NOT NULL,
     status TEXT NOT NULL,            -- JSON
     agent_id TEXT NOT NULL,          -- who said it last, and in which report
-    sequence INTEGER NOT NULL
+    sequence INTEGER NOT NULL,
+    first INTEGER NOT NULL           -- in which report that agent said it first
 );
 CREATE TABLE IF NOT EXISTS balances (
     number INTEGER PRIMARY KEY,
@@ -80,6 +81,10 @@ MIGRATIONS = {
 ALTER TABLE published ADD COLUMN start INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE published ADD COLUMN starts TEXT NOT NULL DEFAULT '{}';
 UPDATE published SET start = run;
+""",
+    2: """
+ALTER TABLE sessions ADD COLUMN first INTEGER NOT NULL DEFAULT 0;
+UPDATE sessions SET first = sequence;
 """,
 }
 """How tables of each earlier version become those of the next; one that is missing is made."""
