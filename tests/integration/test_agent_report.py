@@ -511,10 +511,11 @@ def test_a_coordinator_that_is_away_is_a_finding_until_it_comes(agent, coordinat
     begun_s = time.monotonic()
     assert agent.reporter.flush(WAIT_S) == 1
     assert time.monotonic() - begun_s < WAIT_S / 2
-    assert agent.reporter.findings()[0].endswith("; 1 items with 10 events wait")
+    assert agent.reporter.findings()[0].endswith("; messages waiting: 1, with events: 10")
     agent.reporter.leave("/var/lib/rankdump")
     assert caplog.messages[-1].endswith(
-        "1 items with 10 events wait in /var/lib/rankdump until an agent starts there again"
+        "messages waiting: 1, with events: 10; they stay in /var/lib/rankdump until an agent starts "
+        "there again"
     )
     coordinator.start()
     coordinator.wait(lambda: coordinator.positions("s") == list(range(10)))

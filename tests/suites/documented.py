@@ -191,10 +191,9 @@ def _line_with(pattern: str, lines: TextIO, said: list[str]) -> str:
 
 
 def _rest(lines: TextIO) -> Iterator[str]:
-    # The end of a terminal is an error, not an end of file. `yield from` would close the file.
+    # The end of a terminal is an error, not an end of file.
     with contextlib.suppress(OSError):
-        for line in lines:  # noqa: UP028
-            yield line
+        yield from iter(lines.readline, "")
 
 
 def _simple(line: str) -> bool:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from rankdump.contract.errors import UnavailableError
 
+_POLL_S = 0.02
 _LETTING_GO_S = 2.0
 """How long a process that was killed may take to close its files, on a host that is busy."""
 
@@ -64,13 +65,18 @@ class DaemonFolder:
         fcntl.flock(users, fcntl.LOCK_SH)
         return users
 
-    def is_only_user(self, users: int) -> bool:
-        """Return whether nobody else uses the folder, given what `enter` returned."""
-        try:
-            fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
+    def is_only_user(self, users: int, *, within_s: float = 0.0) -> bool:
+        """Return whether nobody else uses the folder, or will soon, given what `enter` returned."""
+        give_up = time.monotonic() + within_s
+        while True:
+            try:
+                fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() >= give_up:
+                    return False
+                time.sleep(_POLL_S)
+            else:
+                return True
 
     def hold(self) -> int:
         """Return a writing end of the daemon's standard input; -1 when no daemon runs here."""
@@ -114,17 +120,10 @@ class DaemonFolder:
             with self.door(wait=False):
                 users = os.open(self._users, os.O_RDWR | os.O_CLOEXEC)
                 try:
-                    alone = (
-                        self._is_soon_only_user(users) if by_daemon else self.is_only_user(users)
-                    )
+                    # A killed process lets go of the leash and of its lock one after the other.
+                    within_s = _LETTING_GO_S if by_daemon else 0.0
+                    alone = self.is_only_user(users, within_s=within_s)
                     if alone and (by_daemon or not self.has_daemon):
                         self.clear(keep_log=keep_log)
                 finally:
                     os.close(users)
-
-    def _is_soon_only_user(self, users: int) -> bool:
-        # A killed process lets go of the leash and of its lock one after the other.
-        give_up = time.monotonic() + _LETTING_GO_S
-        while not (alone := self.is_only_user(users)) and time.monotonic() < give_up:
-            time.sleep(_LETTING_GO_S / 100)
-        return alone

@@ -170,8 +170,6 @@ class Entries(Sequence[Entry]):
         others = cast("Sequence[object]", other)
         return len(self) == len(others) and all(map(eq, self, others))
 
-    __hash__ = None  # type: ignore[assignment]
-
     def where(self, keeps: Callable[[Entry], bool]) -> Entries:
         """Return those that are kept."""
         kept = array("I", (row for row in self._numbers() if keeps(self._columns.entry(row))))

@@ -17,6 +17,8 @@ from rankdump.wire.channel import WHERE, Credentials
 _NEVER_MET = "failed to connect"
 _CLOSED = ("Socket closed", "Connection reset", "recvmsg", "Broken pipe")
 _OTHER_HOST = ("Hostname Verification", "is not in peer certificate")
+_HOW = re.compile(r"^[A-Z_]+: (?:(?:ipv[46]|unix):\S+: )?(?:Failed to connect to remote host: )?")
+"""What gRPC says before the cause: a status code, and the address once more."""
 _VERIFY = re.compile(r"CERTIFICATE_VERIFY_FAILED:? ?([^:]*)")
 
 
@@ -25,7 +27,7 @@ def explained(
 ) -> UnavailableError:
     """Return an error of an address with its cause in a few words."""
     text = str(error)
-    last = text.rpartition("error: ")[2]
+    last = _HOW.sub("", text.rpartition("error: ")[2])
     if is_socket(address) or _NEVER_MET not in text:
         return UnavailableError(last)
     if credentials is None or not credentials.given:

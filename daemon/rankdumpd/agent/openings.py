@@ -124,7 +124,10 @@ class Openings:
     def _run(self, opening: _Opening) -> None:
         try:
             opening.grant = self._open_one(opening.request)
-        except Exception as error:  # told to whoever asks
+        except RankdumpError as error:
+            opening.error = error
+        except Exception as error:  # told to whoever asks, if anybody still does
+            _log.exception("opening of session %s", opening.request.session_id)
             opening.error = error
         request, took_s = opening.request, self._clock() - opening.since_s
         with self._lock:

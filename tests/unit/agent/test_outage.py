@@ -16,7 +16,7 @@ REFUSED = Outage(SINCE_S, "the certificate of 'n' is revoked", refused=True)
 def test_one_sentence_says_what_is_not_delivered_since_when_and_why():
     assert undelivered("c:7421", AWAY, items=1042, events=120_000) == (
         "coordinator c:7421 cannot be reached since 2026-11-20 09:14:03: connection refused; "
-        "1,042 items with 120,000 events wait"
+        "messages waiting: 1,042, with events: 120,000"
     )
     assert undelivered("c:7421", REFUSED, items=0, events=0) == (
         "coordinator c:7421 refuses this agent since 2026-11-20 09:14:03: the certificate of 'n' "

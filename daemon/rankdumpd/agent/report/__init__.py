@@ -156,8 +156,9 @@ class Reporter:
         items = self._left() if self._address else 0
         if items:
             outage = self._outage
-            said = self._undelivered(outage) if outage else f"{items:,} items are not delivered"
-            _log.warning("%s in %s until an agent starts there again", said, folder)
+            waits = f"messages waiting: {items:,}"
+            said = self._undelivered(outage) if outage else waits
+            _log.warning("%s; they stay in %s until an agent starts there again", said, folder)
 
     def stop(self) -> None:
         """End at once; may be repeated."""

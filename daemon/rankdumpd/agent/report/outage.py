@@ -29,7 +29,8 @@ class Outage:
 def undelivered(address: str, outage: Outage, *, items: int, events: int) -> str:
     """Say what is not delivered, since when and why."""
     since = datetime.datetime.fromtimestamp(outage.since_s).strftime("%Y-%m-%d %H:%M:%S")
-    wait = f"{items:,} items with {events:,} events wait" if items else "nothing waits for it yet"
+    waits = f"messages waiting: {items:,}, with events: {events:,}"
+    wait = waits if items else "nothing waits for it yet"
     verb = "refuses this agent" if outage.refused else "cannot be reached"
     return f"coordinator {address} {verb} since {since}: {outage.reason}; {wait}"
 
