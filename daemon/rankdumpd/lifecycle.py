@@ -13,7 +13,7 @@ from typing import Protocol
 from rankdump.contract.errors import ConfigError
 from rankdumpd.leash import Leash
 from rankdumpd.notify import Notifier
-from rankdumpd.places import Places
+from rankdumpd.required_files import RequiredFiles
 from rankdumpd.settings import Settings
 from rankdumpd.settings.live import adopt
 from rankdumpd.signals import Signals, Wish
@@ -90,16 +90,16 @@ def run(
     settings: Settings,
     reread: Reread,
     leash: Leash | None = None,
-    places: Places | None = None,
+    required: RequiredFiles | None = None,
 ) -> int:
     """Serve until SIGTERM or SIGINT, then drain; return the exit status of the process.
 
     Rooms are listed in the order in which tensors pass through them. A leash asks as well. SIGHUP
-    reads the settings again. What is missing of `places` is said within seconds. A stop that a disk
-    holds up ends the process with status 1.
+    reads the settings again. What is missing of `required` is said within seconds. A stop that a
+    disk holds up ends the process with status 1.
     """
     life = _Life(rooms, server, settings, reread, leash)
-    life.places = places or life.places
+    life.required = required or life.required
     try:
         life.start()
         life.serve()
@@ -146,7 +146,7 @@ class _Life:
         self._failed = False
         self._fault = ""
         self._gone: tuple[str, ...] = ()
-        self.places = Places()
+        self.required = RequiredFiles()
         """Files without which it is not well."""
 
     def start(self) -> None:
@@ -257,7 +257,7 @@ class _Life:
 
     def _look(self) -> None:
         """Say what somebody took away. It is no fault: a new process would know less than this."""
-        gone = self.places.look()
+        gone = self.required.look()
         for sentence in gone:
             if sentence not in self._gone:
                 _log.error(sentence)

@@ -19,7 +19,7 @@ from grpc_reflection.v1alpha import reflection
 from rankdump.contract.addresses import is_loopback
 from rankdump.contract.errors import ConfigError
 from rankdumpd.gate import Gate
-from rankdumpd.places import Places
+from rankdumpd.required_files import RequiredFiles
 from rankdumpd.tls import Certificates
 
 MAX_RECEIVE_BYTES = 8 << 20
@@ -58,13 +58,13 @@ class Server:
         tls: Certificates | None = None,
         gate: Gate | None = None,
         group: int = -1,
-        places: Places | None = None,
+        required: RequiredFiles | None = None,
     ) -> None:
         """Serve TCP with certificates, if there are any; give a socket to a group, if not -1.
 
-        `places` hears where the socket stands.
+        `required` hears where the socket stands.
         """
-        self._places = places or Places()
+        self._required = required or RequiredFiles()
         self._address, self._services = address, services
         self._tls, self._gate, self._group = tls, gate, group
         self._health = health.HealthServicer()
@@ -92,7 +92,7 @@ class Server:
         names = self._register(server)
         if path:
             bound = _bind_socket(server, path, self._group)
-            self._places.keep(path, "no rank finds this agent that is not connected already")
+            self._required.keep(path, "no rank finds this agent that is not connected already")
         else:
             bound = _bind(server, self._address, self._tls)
         if self._gate:

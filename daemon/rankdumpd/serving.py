@@ -29,7 +29,7 @@ from rankdumpd.ingest.values import Task
 from rankdumpd.leash import Leash
 from rankdumpd.lifecycle import Reread
 from rankdumpd.meters import Meters
-from rankdumpd.places import Places
+from rankdumpd.required_files import RequiredFiles
 from rankdumpd.server import Server, Service, socket_path
 from rankdumpd.settings import AgentSettings, Settings
 from rankdumpd.tls import Certificates, Revoked, nobody
@@ -43,16 +43,16 @@ def _audited(settings: Settings) -> AbstractContextManager[Audit | None]:
 
 
 def _agent(
-    settings: Settings, meters: Meters, audit: Audit | None, places: Places
+    settings: Settings, meters: Meters, audit: Audit | None, required: RequiredFiles
 ) -> Agent | Front:
     machine.give_way(settings.agent.nice)
     if settings.agent.workers > 1:
-        return Front(settings, os.environ, meters=meters, places=places)
+        return Front(settings, os.environ, meters=meters, required=required)
     bring_home_alone(settings.agent)
     tls = settings.tls
     own = Credentials(tls.ca, tls.certificate, tls.key)
     told = audit.add if audit else nothing_told
-    return Agent(settings.agent, own, told=told, meters=meters, places=places)
+    return Agent(settings.agent, own, told=told, meters=meters, required=required)
 
 
 def _door(
@@ -61,7 +61,7 @@ def _door(
     services: Sequence[Service],
     meters: Meters,
     audit: Audit | None,
-    places: Places,
+    required: RequiredFiles,
     *,
     below_front: bool = False,
 ) -> Server:
@@ -77,7 +77,7 @@ def _door(
             certificates=shown, revoked=revoked, audit=audit, own_may=below_front, meters=meters
         )
     group = group_of(settings.agent.runtime_group)
-    return Server(address, services, tls=shown, gate=gate, group=group, places=places)
+    return Server(address, services, tls=shown, gate=gate, group=group, required=required)
 
 
 def ingest_task(settings: AgentSettings, source: Path, tree: Path) -> Task:
@@ -114,15 +114,15 @@ def serve_agent(settings: Settings, reread: Reread, leash: Leash | None) -> int:
         return dataclasses.replace(settings, agent=agent)
 
     settings = moved(settings)
-    meters, places = Meters(), Places()
+    meters, required = Meters(), RequiredFiles()
     with _audited(settings) as audit:
-        agent = _agent(settings, meters, audit, places)
+        agent = _agent(settings, meters, audit, required)
         metrics, page = measured(settings, meters, agent, audit=audit)
         services = (agent, metrics)
         listen = settings.agent.listen
-        server = _door(settings, listen, services, meters, audit, places, below_front=bool(leash))
+        server = _door(settings, listen, services, meters, audit, required, below_front=bool(leash))
         if listener:
-            places.keep(Path(listener.getsockname()), "no rank finds this agent any more")
+            required.keep(Path(listener.getsockname()), "no rank finds this agent any more")
         door = activation.Relay(listener, server) if listener else server
         rooms = (agent, *ingest, *page)
         return lifecycle.run(
@@ -131,29 +131,29 @@ def serve_agent(settings: Settings, reread: Reread, leash: Leash | None) -> int:
             settings=settings,
             reread=lambda environ: moved(reread(environ)),
             leash=leash,
-            places=places,
+            required=required,
         )
 
 
 def serve_coordinator(settings: Settings, reread: Reread) -> int:
     """Be a coordinator until a signal; return the exit status."""
-    meters, places = Meters(), Places()
+    meters, required = Meters(), RequiredFiles()
     with _audited(settings) as audit:
-        coordinator = Coordinator(settings.coordinator, meters=meters, places=places)
+        coordinator = Coordinator(settings.coordinator, meters=meters, required=required)
         metrics, page = measured(settings, meters, coordinator, audit=audit)
         services = (coordinator, metrics)
-        server = _door(settings, settings.coordinator.listen, services, meters, audit, places)
+        server = _door(settings, settings.coordinator.listen, services, meters, audit, required)
         rooms = (coordinator, *page)
-        return lifecycle.run(rooms, server, settings=settings, reread=reread, places=places)
+        return lifecycle.run(rooms, server, settings=settings, reread=reread, required=required)
 
 
 def serve_both(settings: Settings, reread: Reread) -> int:
     """Be both on one address until a signal; return the exit status."""
-    meters, places = Meters(), Places()
+    meters, required = Meters(), RequiredFiles()
     with _audited(settings) as audit:
-        agent = _agent(settings, meters, audit, places)
-        coordinator = Coordinator(settings.coordinator, meters=meters, places=places)
-        return _serve_host(settings, reread, meters, audit, (agent, coordinator), places)
+        agent = _agent(settings, meters, audit, required)
+        coordinator = Coordinator(settings.coordinator, meters=meters, required=required)
+        return _serve_host(settings, reread, meters, audit, (agent, coordinator), required)
 
 
 def serve_embedded(
@@ -164,15 +164,15 @@ def serve_embedded(
     The folder is removed then, unless somebody uses it again. Without `merges` it is an agent
     alone. Return the exit status.
     """
-    meters, places = Meters(), Places()
+    meters, required = Meters(), RequiredFiles()
     with _audited(settings) as audit:
-        agent = _agent(settings, meters, audit, places)
+        agent = _agent(settings, meters, audit, required)
         coordinator = Coordinator(
-            settings.coordinator, ends_with_job=True, meters=meters, places=places
+            settings.coordinator, ends_with_job=True, meters=meters, required=required
         )
         parts = (agent, coordinator) if merges else (agent,)
         lifecycle.stop_at_end_of(sys.stdin.fileno(), still_used=lambda: _has_ranks(agent))
-        status = _serve_host(settings, reread, meters, audit, parts, places)
+        status = _serve_host(settings, reread, meters, audit, parts, required)
     folder.clear_unused(keep_log=status != 0, by_daemon=True)
     return status
 
@@ -183,14 +183,14 @@ def _serve_host(
     meters: Meters,
     audit: Audit | None,
     parts: Sequence[Agent | Front | Coordinator],
-    places: Places,
+    required: RequiredFiles,
 ) -> int:
     """Serve on the agent's address, with whatever of agent and coordinator there is."""
     metrics, page = measured(settings, meters, *parts, audit=audit)
-    server = _door(settings, settings.agent.listen, (*parts, metrics), meters, audit, places)
+    server = _door(settings, settings.agent.listen, (*parts, metrics), meters, audit, required)
     agent, *others = parts
     rooms = (agent, *_ingest(settings.agent), *others, *page)
-    return lifecycle.run(rooms, server, settings=settings, reread=reread, places=places)
+    return lifecycle.run(rooms, server, settings=settings, reread=reread, required=required)
 
 
 def _has_ranks(agent: Agent | Front) -> bool:

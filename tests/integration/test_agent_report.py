@@ -514,8 +514,8 @@ def test_a_coordinator_that_is_away_is_a_finding_until_it_comes(agent, coordinat
     assert agent.reporter.findings()[0].endswith("; messages waiting: 1, with events: 10")
     agent.reporter.leave("/var/lib/rankdump")
     assert caplog.messages[-1].endswith(
-        "messages waiting: 1, with events: 10; they stay in /var/lib/rankdump until an agent starts "
-        "there again"
+        "messages waiting: 1, with events: 10; they stay in /var/lib/rankdump until an agent "
+        "starts there again"
     )
     coordinator.start()
     coordinator.wait(lambda: coordinator.positions("s") == list(range(10)))

@@ -12,7 +12,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from suites.slab_rooms import wait_until
 
-from rankdumpd.places import Places
+from rankdumpd.required_files import RequiredFiles
 
 
 def health_of(channel: grpc.Channel) -> int:
@@ -48,19 +48,19 @@ def test_it_is_noticed_and_who_is_connected_goes_on(
     assert daemon.exit_status() == 0, daemon.log()
 
 
-class TestPlaces:
+class TestRequiredFiles:
     def test_what_comes_back_is_well_again(self, tmp_path: Path):
         """By its identity: another file under the same name is not the one that was made."""
-        places, file = Places(), tmp_path / "a"
+        required, file = RequiredFiles(), tmp_path / "a"
         file.write_bytes(b"")
-        places.keep(file, "nothing works")
-        assert places.look() == ()
+        required.keep(file, "nothing works")
+        assert required.look() == ()
         file.rename(tmp_path / "b")
-        (said,) = places.look()
+        (said,) = required.look()
         assert said.endswith(
             f"{file} was removed while this process runs: nothing works; start it again"
         )
         file.write_bytes(b"")
-        assert "was replaced" in places.look()[0]
+        assert "was replaced" in required.look()[0]
         (tmp_path / "b").rename(file)
-        assert places.look() == places.gone == ()
+        assert required.look() == required.gone == ()

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from rankdump.contract.errors import ExhaustedError, RankdumpError
 from rankdump.contract.exchange import SessionGrant, SessionRequest
 from rankdump.contract.status import IterationStatus, SessionStatus
-from rankdumpd.agent.left import Left
+from rankdumpd.agent.final_balance import FinalBalance
 from rankdumpd.logs import about
 
 ANSWER_S = 5.0
@@ -42,7 +42,7 @@ class _Opening:
     error: Exception | None = None
     late: bool = False
     """Whether a rank heard that it takes long."""
-    left: Left | None = None
+    left: FinalBalance | None = None
 
 
 class Openings:
@@ -51,7 +51,7 @@ class Openings:
     def __init__(
         self,
         open_one: Callable[[SessionRequest], SessionGrant],
-        take_left: Callable[[str, Left], None],
+        take_left: Callable[[str, FinalBalance], None],
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -73,7 +73,7 @@ class Openings:
             if opening.request == request:
                 return _result(opening)
 
-    def leave(self, request: SessionRequest, left: Left) -> None:
+    def leave(self, request: SessionRequest, left: FinalBalance) -> None:
         """Take note that a rank waits no longer; what it left is taken when its session is open."""
         _log.error(
             "rank %d gave up (process %d on host %s): its session was not open when it ended, and "
@@ -102,7 +102,7 @@ class Openings:
             openings = list(self._openings.values())
         return [_sentence(each, now_s) for each in openings if each.late or each.left]
 
-    def _begun(self, request: SessionRequest, left: Left | None = None) -> _Opening:
+    def _begun(self, request: SessionRequest, left: FinalBalance | None = None) -> _Opening:
         with self._lock:
             self._forget()
             opening = self._openings.get(request.session_id)

@@ -16,7 +16,7 @@ from rankdumpd.agent.ring import Ring
 from rankdumpd.agent.sessions import Session
 from rankdumpd.agent.slabs import Slabs
 from rankdumpd.agent.slabs.file import Slab
-from rankdumpd.agent.slabs.making import Makings
+from rankdumpd.agent.slabs.maker import SlabMaker
 from rankdumpd.logs import about
 
 TICK_S = 0.25
@@ -73,7 +73,7 @@ class Rings:
         self._clock = clock
         self._lock = threading.Lock()
         self._held: dict[str, _Held] = {}
-        self._makings = Makings(slabs.remove)
+        self._maker = SlabMaker(slabs.remove)
         self._to_come: dict[str, _ToCome] = {}
         self._stopping = threading.Event()
         self._ticking = threading.Lock()
@@ -106,7 +106,7 @@ class Rings:
     def _new_slab(self, session: Session) -> Slab | None:
         request = session.request
         try:
-            slab = self._makings.take(
+            slab = self._maker.take(
                 request.session_id,
                 lambda: self._slabs.make(
                     request.session_id,
@@ -162,20 +162,20 @@ class Rings:
             self._thread.join()
             self._thread = None
         self._slabs.stop()
-        self._makings.join(_JOIN_S)
+        self._maker.join(_JOIN_S)
 
     def left(self, session: Session) -> None:
         """Take away the slab of a session whose stream is over, if it said goodbye."""
         if session.closed and session.idle:
-            self._makings.drop(session.request.session_id)
+            self._maker.drop(session.request.session_id)
             held = self._held.get(session.request.session_id)
             if held:
                 self._drop(held)
 
     def close(self) -> None:
         """Leave to the next process what may still be needed."""
-        for session_id in self._makings.sessions():
-            self._makings.drop(session_id)
+        for session_id in self._maker.sessions():
+            self._maker.drop(session_id)
         for held in list(self._held.values()):
             self.left(held.session)
             held.ring.slab.close()
@@ -201,14 +201,14 @@ class Rings:
     def _drop_unwanted(self) -> None:
         """Take away slabs that were made for ranks that do not come back for them."""
         now_s, to_come = self._clock(), list(self._to_come.items())
-        makings = set(self._makings.sessions())
+        making = set(self._maker.sessions())
         for session_id, coming in to_come:
             session = coming.session
             if session.status().state is SessionState.OPEN:
                 coming.expected_s = now_s
             elif session.closed or now_s - coming.expected_s > GRACE_S:
-                self._makings.drop(session_id)
-            if session_id not in makings:
+                self._maker.drop(session_id)
+            if session_id not in making:
                 with self._lock:
                     self._to_come.pop(session_id, None)
 

@@ -22,10 +22,10 @@ from rankdumpd.agent.committer import Committer
 from rankdumpd.agent.dedup import Originals
 from rankdumpd.agent.effects import Effects
 from rankdumpd.agent.filing import filed
+from rankdumpd.agent.final_balance import NOTE, FinalBalance
 from rankdumpd.agent.intake import Intake
 from rankdumpd.agent.ledger import Ledger
 from rankdumpd.agent.ledger_room import LedgerRoom
-from rankdumpd.agent.left import NOTE, Left
 from rankdumpd.agent.limits import Limits, policy_of
 from rankdumpd.agent.mailbox import Mailbox
 from rankdumpd.agent.openings import Openings
@@ -49,7 +49,7 @@ from rankdumpd.agent.values import Outcome, Parcel
 from rankdumpd.lifecycle import Room
 from rankdumpd.meters import Meters
 from rankdumpd.metric_names import AGENT
-from rankdumpd.places import Places
+from rankdumpd.required_files import RequiredFiles
 from rankdumpd.server import socket_path
 from rankdumpd.settings import AgentSettings, Settings
 from rankdumpd.signals import ask_to_stop
@@ -74,9 +74,9 @@ class Agent(Room):
         *,
         told: Told = nobody,
         meters: Meters | None = None,
-        places: Places | None = None,
+        required: RequiredFiles | None = None,
     ) -> None:
-        """`told` hears what is removed from trees, `places` where the ledger stands."""
+        """`told` hears what is removed from trees, `required` where the ledger stands."""
         self._meters = meters or Meters()
         self._meters.begin(AGENT)
         cap = share_out(
@@ -94,8 +94,8 @@ class Agent(Room):
             report_bytes=settings.report_bytes if settings.coordinator else 0,
         )
         self._ledger.on_damage = ask_to_stop
-        self._places = places or Places()
-        self._places.keep(self._ledger.path, LOST)
+        self._required = required or RequiredFiles()
+        self._required.keep(self._ledger.path, LOST)
         self._slabs = Slabs(
             folder_for(settings.runtime_dir, socket_path(settings.listen)),
             group=group_of(settings.runtime_group),
@@ -246,7 +246,7 @@ class Agent(Room):
         """Return everything people may want to know."""
         rooms = (self._registry, self._openings, self._keeper, self._committer, self._reporter)
         said = [sentence for room in rooms for sentence in room.findings()]
-        view = self._overview.view((*self._places.gone, *said))
+        view = self._overview.view((*self._required.gone, *said))
         sessions, iterations = self._openings.statuses()
         return dataclasses.replace(
             view, sessions=view.sessions + sessions, iterations=view.iterations + iterations
@@ -269,7 +269,7 @@ class Agent(Room):
             tries=self._tries,
         )
 
-    def _take_left(self, session_id: str, left: Left) -> None:
+    def _take_left(self, session_id: str, left: FinalBalance) -> None:
         session = self._registry.get(session_id)
         intake = self._intake(session)
         for frame in left.frames:

@@ -15,7 +15,7 @@ from rankdump.contract.status import StatusView
 from rankdump.wire import convert, views
 from rankdump.wire.errors import code_of
 from rankdump.wire.v1 import agent_pb2, agent_pb2_grpc
-from rankdumpd.agent.left import left_by
+from rankdumpd.agent.final_balance import final_balance_of
 from rankdumpd.agent.mailbox import Mailbox
 from rankdumpd.agent.openings import Openings
 from rankdumpd.agent.registry import Registry
@@ -69,7 +69,7 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
                 return convert.session_grant_to_wire(sent_on)
             wanted = convert.session_request_from_wire(request)
             if request.HasField("left"):
-                self._openings.leave(wanted, left_by(wanted, request.left.frames))
+                self._openings.leave(wanted, final_balance_of(wanted, request.left.frames))
                 return agent_pb2.OpenSessionResponse(opening="the rank waits no longer")
             grant = self._openings.open(wanted)
             if grant.opening:

@@ -17,7 +17,7 @@ from rankdump.wire.channel import Credentials, Options, connect
 from rankdump.wire.errors import error_of
 from rankdump.wire.v1 import agent_pb2, agent_pb2_grpc, metrics_pb2, metrics_pb2_grpc
 from rankdumpd.front.merged import merged
-from rankdumpd.places import Places
+from rankdumpd.required_files import RequiredFiles
 
 STATUS_TIMEOUT_S = 5.0
 _MARGIN_S = 2.0
@@ -63,12 +63,12 @@ class Crew:
         credentials: Credentials | None = None,
         *,
         own_host: Callable[[], str] = lambda: "",
-        places: Places | None = None,
+        required: RequiredFiles | None = None,
     ) -> None:
         """Over TCP with credentials workers show the certificate that the front has: for `own_host`
-        rather than for the address they are reached at. `places` are the front's own.
+        rather than for the address they are reached at. `required` are the front's own.
         """
-        self._places = places or Places()
+        self._required = required or RequiredFiles()
         self._members, self._credentials, self._own_host = members, credentials, own_host
 
     def address(self, index: int) -> str:
@@ -94,7 +94,7 @@ class Crew:
         ]
         own = [sentence for member in self._members for sentence in member.findings()]
         known = [views.view_from_wire(a.view) for a in answers if not isinstance(a, RankdumpError)]
-        return merged(known, [*self._places.gone, *own, *silent])
+        return merged(known, [*self._required.gone, *own, *silent])
 
     def metrics(self) -> dict[int, list[MetricSample]]:
         """Return the numbers of those that answer."""

@@ -25,7 +25,7 @@ from rankdumpd.agent import slabs
 from rankdumpd.agent.ledger.connection import connect, sole_owner
 from rankdumpd.agent.slabs.place import session_of
 from rankdumpd.front.sharding import worker_of
-from rankdumpd.places import make_folder
+from rankdumpd.group_folder import make_folder
 
 LEDGER = "ledger.sqlite"
 _WORKER = "worker-"

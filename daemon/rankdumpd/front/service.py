@@ -30,9 +30,10 @@ from rankdumpd.front.metering import Sums
 from rankdumpd.front.servicer import FrontServicer
 from rankdumpd.front.sharding import worker_of
 from rankdumpd.front.worker import Worker
+from rankdumpd.group_folder import make_folder
 from rankdumpd.lifecycle import Room
 from rankdumpd.meters import Meters
-from rankdumpd.places import Places, make_folder
+from rankdumpd.required_files import RequiredFiles
 from rankdumpd.server import socket_path
 from rankdumpd.settings import AgentSettings, Settings, environment, without_settings
 from rankdumpd.tls import Certificates
@@ -58,9 +59,9 @@ class Front(Room):
         environ: Mapping[str, str],
         *,
         meters: Meters | None = None,
-        places: Places | None = None,
+        required: RequiredFiles | None = None,
     ) -> None:
-        """Give `environ` to the workers, with settings of their own; `places` knows what is gone
+        """Give `environ` to the workers, with settings of their own; `required` knows what is gone
         of this process's own files.
         """
         self._every = every
@@ -85,7 +86,7 @@ class Front(Room):
             self._workers,
             Credentials(tls.ca, tls.certificate, tls.key),
             own_host=lambda: shown.material().hosts[0] if shown else "",
-            places=places or Places(),
+            required=required or RequiredFiles(),
         )
         self._draining = False
         self._meters = meters or Meters()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rankdumpd.places import make_folder
+from rankdumpd.group_folder import make_folder
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])

@@ -17,7 +17,7 @@ from rankdumpd.agent.elements import Descriptor
 from rankdumpd.agent.slabs.cap import Cap
 from rankdumpd.agent.slabs.file import UNFINISHED, Slab, find_slab, make_slab
 from rankdumpd.agent.slabs.place import SUFFIX, session_of, slab_name
-from rankdumpd.places import make_folder
+from rankdumpd.group_folder import make_folder
 
 FOLDER_MODE = 0o710
 """The group may enter and not look around: names of slabs are known to their ranks alone."""

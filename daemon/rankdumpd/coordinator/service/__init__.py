@@ -29,7 +29,7 @@ from rankdumpd.coordinator.values import Answer, Fleet, Report
 from rankdumpd.lifecycle import Room
 from rankdumpd.meters import Meters
 from rankdumpd.metric_names import COORDINATOR
-from rankdumpd.places import Places
+from rankdumpd.required_files import RequiredFiles
 from rankdumpd.settings import CoordinatorSettings
 
 _LOG = logging.getLogger(__name__)
@@ -51,13 +51,13 @@ class Coordinator(Room):
         *,
         ends_with_job: bool = False,
         meters: Meters | None = None,
-        places: Places | None = None,
+        required: RequiredFiles | None = None,
     ) -> None:
         """With `ends_with_job` nobody will come back to what is not complete at the end.
 
-        `places` hears where the state stands.
+        `required` hears where the state stands.
         """
-        self._places = places or Places()
+        self._required = required or RequiredFiles()
         self._meters = meters or Meters()
         self._meters.begin(COORDINATOR)
         self._settings = settings
@@ -87,7 +87,7 @@ class Coordinator(Room):
         """Why state or orders cannot be written; empty when they can."""
         state = self._keeping.problem if self._keeping else ""
         orders = self._publishing.problems if self._publishing else []
-        return "; ".join(filter(None, (*self._places.gone, state, *orders)))
+        return "; ".join(filter(None, (*self._required.gone, state, *orders)))
 
     def register(self, server: grpc.Server) -> None:
         """Add the services to a server that has not started yet."""
@@ -98,7 +98,7 @@ class Coordinator(Room):
         if self._thread is not None:
             return
         self._state = State(Path(self._settings.state_dir))
-        self._places.keep(self._state.path, "the next process will not know what came to this one")
+        self._required.keep(self._state.path, "the next process will not know what came before")
         self._keeping = Keeping(self._gather, self._state, self._settings)
         self._publishing = Publishing(
             self._gather,

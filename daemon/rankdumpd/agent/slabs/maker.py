@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class _Making:
+class _PendingSlab:
     """One slab, and what became of it."""
 
     late: Callable[[str], None]
@@ -29,19 +29,19 @@ class _Making:
     wanted: bool = True
 
 
-class Makings:
+class SlabMaker:
     """One slab at most for each session; safe to use from several threads."""
 
     def __init__(self, remove: Callable[[str, Slab], None]) -> None:
         """`remove` takes away a session's slab that nobody wants any more."""
         self._remove = remove
         self._lock = threading.Lock()
-        self._makings: dict[str, _Making] = {}
+        self._slabs: dict[str, _PendingSlab] = {}
 
     def sessions(self) -> list[str]:
         """Return those whose slab is being made, or waits to be asked for."""
         with self._lock:
-            return [who for who, making in self._makings.items() if making.wanted]
+            return [who for who, pending in self._slabs.items() if pending.wanted]
 
     def take(
         self,
@@ -56,58 +56,58 @@ class Makings:
         `late` hears once that it is ready, or what is wrong. ExhaustedError when it cannot be made.
         """
         with self._lock:
-            making = self._makings.get(session_id)
-            if making is None:
-                making = self._makings[session_id] = _Making(late)
-                args = (session_id, making, make)
+            pending = self._slabs.get(session_id)
+            if pending is None:
+                pending = self._slabs[session_id] = _PendingSlab(late)
+                args = (session_id, pending, make)
                 threading.Thread(
                     target=self._run, args=args, name="rankdumpd-slab", daemon=True
                 ).start()
-            making.late, making.wanted = late, True
-            making.waiting += 1
-        making.done.wait(patience_s)
+            pending.late, pending.wanted = late, True
+            pending.waiting += 1
+        pending.done.wait(patience_s)
         with self._lock:
-            making.waiting -= 1
-            if not making.done.is_set() or self._makings.get(session_id) is not making:
+            pending.waiting -= 1
+            if not pending.done.is_set() or self._slabs.get(session_id) is not pending:
                 return None
-            del self._makings[session_id]
-        if making.fault:
-            raise ExhaustedError(making.fault)
-        return making.slab
+            del self._slabs[session_id]
+        if pending.fault:
+            raise ExhaustedError(pending.fault)
+        return pending.slab
 
     def drop(self, session_id: str) -> None:
         """Take a slab away that nobody wants any more, as soon as it is made."""
         with self._lock:
-            making = self._makings.get(session_id)
-            if making is None:
+            pending = self._slabs.get(session_id)
+            if pending is None:
                 return
-            making.wanted = False
-            if making.done.is_set():
-                del self._makings[session_id]
-        if making.done.is_set() and making.slab is not None:
-            self._remove(session_id, making.slab)
+            pending.wanted = False
+            if pending.done.is_set():
+                del self._slabs[session_id]
+        if pending.done.is_set() and pending.slab is not None:
+            self._remove(session_id, pending.slab)
 
     def join(self, timeout_s: float) -> None:
         """Wait until none is being made any more, or no longer."""
         with self._lock:
-            makings = list(self._makings.values())
-        for making in makings:
-            making.done.wait(timeout_s)
+            slabs = list(self._slabs.values())
+        for pending in slabs:
+            pending.done.wait(timeout_s)
 
-    def _run(self, session_id: str, making: _Making, make: Callable[[], Slab]) -> None:
+    def _run(self, session_id: str, pending: _PendingSlab, make: Callable[[], Slab]) -> None:
         try:
-            making.slab = make()
+            pending.slab = make()
         except ExhaustedError as error:
-            making.fault = str(error)
+            pending.fault = str(error)
         except Exception as error:  # who waits must hear of it
             _log.exception("slab of session %s", session_id)
-            making.fault = f"internal error: {error}"
+            pending.fault = f"internal error: {error}"
         with self._lock:
-            making.done.set()
-            if not making.wanted or (making.fault and not making.waiting):
-                del self._makings[session_id]
-            if making.wanted and not making.waiting:
+            pending.done.set()
+            if not pending.wanted or (pending.fault and not pending.waiting):
+                del self._slabs[session_id]
+            if pending.wanted and not pending.waiting:
                 # Under the lock: whoever asks next must not overtake it.
-                making.late(making.fault)
-        if not making.wanted and making.slab is not None:
-            self._remove(session_id, making.slab)
+                pending.late(pending.fault)
+        if not pending.wanted and pending.slab is not None:
+            self._remove(session_id, pending.slab)

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-
-FOLDER_MODE = 0o750
-"""Of the folder of a socket: its group may enter, and others may not."""
-_PRIVATE_MODE = 0o700
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +16,7 @@ class _Kept:
     """What does not work without it."""
 
 
-class Places:
+class RequiredFiles:
     """Looks at the files of one process; safe to use from several threads."""
 
     def __init__(self) -> None:
@@ -44,16 +39,6 @@ class Places:
                 if _identity(path) != kept.identity
             )
             return self.gone
-
-
-def make_folder(path: Path, group: int, mode: int = FOLDER_MODE) -> None:
-    """Make a folder that a group may enter; one that is there stays as it is."""
-    missing = [folder for folder in (path, *path.parents) if not folder.is_dir()]
-    for folder in reversed(missing):
-        folder.mkdir(_PRIVATE_MODE, exist_ok=True)
-        os.chown(folder, -1, group if folder == path else -1)
-        # Whatever the umask is: the socket's folder may be among them.
-        folder.chmod(mode if folder == path else FOLDER_MODE)
 
 
 def _missing(path: Path) -> str:

@@ -22,7 +22,7 @@ NOTE = "its session was not open when it ended: nothing of it is in the tree"
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class FinalBalance:
     """Frames that wait for a session, and what they say."""
 
     frames: tuple[agent_pb2.Frame, ...]
@@ -35,7 +35,7 @@ class Left:
         return sum(sum(status.dropped.values()) for status in self.iterations)
 
 
-def left_by(request: SessionRequest, frames: Iterable[agent_pb2.Frame]) -> Left:
+def final_balance_of(request: SessionRequest, frames: Iterable[agent_pb2.Frame]) -> FinalBalance:
     """Read what a rank left; ProtocolError when it is anything else than that."""
     plan, frames = vet.plan_of(request), tuple(frames)
     tallies, farewell = Tallies(), SessionEnd(0)
@@ -54,4 +54,4 @@ def left_by(request: SessionRequest, frames: Iterable[agent_pb2.Frame]) -> Left:
         else:
             raise ProtocolError(f"frame {number} is none that a rank without a session leaves")
     status = status_of(request, plan, SessionState.CLOSED, farewell)
-    return Left(frames, status, tuple(tallies.statuses(request)))
+    return FinalBalance(frames, status, tuple(tallies.statuses(request)))
