@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from rankdump.contract.exchange import RecordHead
 from rankdump.contract.figure_rows import TensorKind
-from rankdump.contract.key import Side, TensorKey
+from rankdump.contract.key import Side
 from rankdump.contract.layout.layouts import DEFAULT_LAYOUT, Layout
 from rankdump.contract.plan import UNNAMED
 from rankdump.contract.selection import GRADIENTS
@@ -128,27 +128,14 @@ class Heads:
 
     def of(self, kind: TensorKind, *, iteration: int, switched_on: bool = False) -> RecordHead:
         """Return the head of a record of that kind, stamped now."""
-        key = TensorKey(
-            rank=self._rank,
-            net_name=kind.model,
-            graph=kind.graph,
-            iteration=iteration,
-            timestamp_us=self._stamps.next(kind, iteration),
-            op_type=kind.op_type,
-            op_name=kind.op_name,
-            side=kind.side,
-            slot=kind.slot,
-            task=self._unknown_id,
-            stream=self._unknown_id,
-            constant=kind.constant,
-        )
         return RecordHead(
-            key=key,
-            dtype=kind.dtype,
-            shape=kind.shape,
-            byte_count=kind.byte_count,
-            argument=kind.argument,
-            switched_on=switched_on,
+            kind,
+            iteration,
+            self._stamps.next(kind, iteration),
+            self._rank,
+            self._unknown_id,
+            self._unknown_id,
+            switched_on,
         )
 
     def _made(self, observation: Observation, source: TensorSource) -> TensorKind:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from fuzz.streams import SESSION
+from suites.record_heads import head_of
 
 from rankdump.contract.events import Event, EventColumns, EventKind, ProcessGroup
 from rankdump.contract.exchange import (
@@ -12,7 +13,6 @@ from rankdump.contract.exchange import (
     IterationEnd,
     KernelArguments,
     OperatorArguments,
-    RecordHead,
     SessionEnd,
     SessionGrant,
     SessionRequest,
@@ -52,7 +52,7 @@ STAMP = 1_700_000_000_000_000
 VALUES = np.arange(6, dtype=np.float32).reshape(2, 3)
 NAME = "Default/network-Net/fc-Dense/Add-op0"
 KEY = TensorKey(0, "Net", 0, 3, STAMP, "Add", NAME, Side.OUTPUT, 1)
-HEAD = RecordHead(KEY, "float32", VALUES.shape, VALUES.nbytes, "args.0")
+HEAD = head_of(KEY, "float32", VALUES.shape, VALUES.nbytes, argument="args.0")
 KIND = TensorKind(0, "Add", NAME, Side.OUTPUT, 1, "float32", (2, 3), 24)
 EVENTS = EventColumns.of(
     [

@@ -5,6 +5,8 @@ from __future__ import annotations
 import mmap
 from pathlib import Path
 
+from suites.record_heads import head_of
+
 from rankdump.contract.exchange import RecordHead, SlabPlace
 from rankdump.contract.key import Side, TensorKey
 from rankdump.contract.slab import Memory, format_slab, slab_bytes
@@ -44,7 +46,7 @@ class Rig:
             side=Side.OUTPUT,
             slot=0,
         )
-        head = RecordHead(key, "uint8", (SIZE,), SIZE)
+        head = head_of(key, "uint8", (SIZE,), SIZE)
         return self.depot.place(head, source, lambda: 0.0)
 
     def read(self) -> list[bytes | None]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import xxhash
+from suites.record_heads import head_of
 
 from rankdump.codec import codec_named
 from rankdump.contract import npy
@@ -55,9 +56,10 @@ class TreeBuilder:
         With `tabled` its row as well, as `saved_data: full` does.
         """
         head = self._head(rank, iteration, op_name, values, side, slot, graph, dtype, op_type)
-        head = replace(head, key=head.key._replace(constant=constant))
+        head = replace(head, kind=head.kind._replace(constant=constant))
+        element = self.profile.element_of(head.kind.dtype, self.device_target)
         packer = codec_named(codec)
-        place = layout.place_of(head.key, packer.suffix, self.profile)
+        place = layout.place_of(head.key._replace(element=element), packer.suffix, self.profile)
         path = self.root / place.path
         path.parent.mkdir(parents=True, exist_ok=True)
         if place.mapped_from:
@@ -86,7 +88,7 @@ class TreeBuilder:
     ) -> Path:
         """Write one row and no tensor, as `saved_data: statistic` does; return the table."""
         head = self._head(rank, iteration, op_name, values, side, slot, graph, "", op_type)
-        head = replace(head, key=head.key._replace(constant=constant))
+        head = replace(head, kind=head.kind._replace(constant=constant))
         self._remember(head, path="", bytes_stored=0)
         return self._append_row(head, values)
 
@@ -122,9 +124,8 @@ class TreeBuilder:
             op_name,
             side=side,
             slot=slot,
-            element=self.profile.element_of(held, self.device_target),
         )
-        return RecordHead(key, held, values.shape, values.nbytes)
+        return head_of(key, held, values.shape, values.nbytes)
 
     def _remember(
         self, head: RecordHead, *, path: str, bytes_stored: int, digest: str = ""
@@ -137,8 +138,8 @@ class TreeBuilder:
                 op_type=key.op_type,
                 op_name=key.op_name,
                 argument="",
-                dtype=head.dtype,
-                shape=head.shape,
+                dtype=head.kind.dtype,
+                shape=head.kind.shape,
                 bytes_in=head.byte_count,
                 bytes_stored=bytes_stored,
                 digest=digest,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from rankdump.contract.events import EventColumns
-from rankdump.contract.figure_rows import FigureRows
+from rankdump.contract.figure_rows import FigureRows, TensorKind
 from rankdump.contract.graph import GraphPart
 from rankdump.contract.key import TensorKey
 from rankdump.contract.timeouts import Timeouts
@@ -71,17 +71,43 @@ class SessionGrant:
 
 @dataclass(frozen=True, slots=True)
 class RecordHead:
-    """One tensor, without its bytes."""
+    """One tensor of one iteration, without its bytes."""
 
-    key: TensorKey
-    dtype: str
-    shape: tuple[int, ...]
-    byte_count: int
-    """Length of the elements in C order, little endian."""
-    argument: str = ""
-    """Where in the call the tensor stood: `args.0`, `kwargs.mask`; empty when unknown."""
+    kind: TensorKind
+    """With the name of its model as folders spell it."""
+    iteration: int
+    timestamp_us: int
+    """Microseconds since the epoch, rising and unique within a rank."""
+    rank: int = 0
+    """It is not sent: the agent knows it from the session."""
+    task: int = 0
+    stream: int = 0
     switched_on: bool = False
     """The script itself switched dumping on: the plan's iterations do not matter."""
+
+    @property
+    def byte_count(self) -> int:
+        """Length of the elements in C order, little endian."""
+        return self.kind.byte_count
+
+    @property
+    def key(self) -> TensorKey:
+        """Name of the tensor in a tree, made anew each time: only who names a file needs it."""
+        kind = self.kind
+        return TensorKey(
+            self.rank,
+            kind.model,
+            kind.graph,
+            self.iteration,
+            self.timestamp_us,
+            kind.op_type,
+            kind.op_name,
+            kind.side,
+            kind.slot,
+            self.task,
+            self.stream,
+            constant=kind.constant,
+        )
 
 
 @dataclass(frozen=True, slots=True)

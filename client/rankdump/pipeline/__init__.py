@@ -231,7 +231,7 @@ class Pipeline:
     def _torn(self, head: RecordHead) -> None:
         # The agent counts it in its iteration: the record's number is given.
         self._accounts.lost_on_the_way(1, COPY_FAILED)
-        self._voice.lost(COPY_FAILED, head.key.op_name)
+        self._voice.lost(COPY_FAILED, head.kind.op_name)
 
     def _patience_s(self) -> float:
         """Return how long a tensor may still wait for room."""

@@ -53,7 +53,7 @@ class Outlet:
             if self._batch.add(item):
                 self._send_rows()
         elif isinstance(item, Staged):
-            self._accounts.took(item.head.key.iteration)
+            self._accounts.took(item.head.iteration)
             self._submit(item)
         elif isinstance(item, Lost):
             self._lose(item)

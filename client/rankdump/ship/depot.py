@@ -116,7 +116,7 @@ class Depot:
             if self.sender_first:
                 return None
             self._catching_up = False
-            sequence, iteration = self.items.last + 1, head.key.iteration
+            sequence, iteration = self.items.last + 1, head.iteration
             frame = numbered(sequence, body)
             room = ring.reserve(frame, head.byte_count, sequence=sequence, iteration=iteration)
             if room is not None:

@@ -68,7 +68,7 @@ def iteration_of(item: Staged | Declaration) -> int:
     """Return in which iteration its tensors are; 0 for an item on which none hang."""
     if isinstance(item, FigureRows):
         return item.iteration
-    return item.head.key.iteration if isinstance(item, Staged) else 0
+    return item.head.iteration if isinstance(item, Staged) else 0
 
 
 def _takes_no_room(item: Staged | Declaration) -> bool:

@@ -130,10 +130,10 @@ def load_of(each: Numbered, ring: Ring) -> Load:
         data = item.data[: item.head.byte_count]
         body = record_body(item.head)
         if ring.fits(len(body), len(data)):
-            return Load(body, data, done=item, iteration=item.head.key.iteration)
+            return Load(body, data, done=item, iteration=item.head.iteration)
         if not each.gone_bytes:
             body = record_body(item.head, checksum_of(data))
-        return _piece(each, body, data, ring, item.head.key.iteration)
+        return _piece(each, body, data, ring, item.head.iteration)
     if isinstance(item, Carried):
         return _load_again(each, item, ring)
     done = item if isinstance(item, (FigureRows, CallStacks)) else None

@@ -17,8 +17,7 @@ from rankdump.contract.exchange import (
     SessionRequest,
     SlabPlace,
 )
-from rankdump.contract.figure_rows import MAX_ROWS, FigureRows, TensorKind
-from rankdump.contract.key import TensorKey
+from rankdump.contract.figure_rows import MAX_ROWS, FigureRows
 from rankdump.contract.plan import UNNAMED
 from rankdump.contract.timeouts import GroupTimeout, Timeouts
 from rankdump.wire.events import events_from_wire
@@ -104,26 +103,12 @@ def session_grant_from_wire(message: agent_pb2.OpenSessionResponse) -> SessionGr
 
 def record_to_wire(head: RecordHead, data: bytes) -> agent_pb2.Record:
     """Return the message of a record with its first bytes."""
-    key = head.key
-    kind = TensorKind(
-        key.graph,
-        key.op_type,
-        key.op_name,
-        key.side,
-        key.slot,
-        head.dtype,
-        head.shape,
-        head.byte_count,
-        head.argument,
-        key.constant,
-        key.net_name,
-    )
     return agent_pb2.Record(
-        kind=kind_to_wire(kind),
-        iteration=key.iteration,
-        timestamp_us=key.timestamp_us,
-        task=key.task,
-        stream=key.stream,
+        kind=kind_to_wire(head.kind),
+        iteration=head.iteration,
+        timestamp_us=head.timestamp_us,
+        task=head.task,
+        stream=head.stream,
         switched_on=head.switched_on,
         data=data,
     )
@@ -138,27 +123,11 @@ def record_from_wire(message: agent_pb2.Record, *, rank: int, net_name: str) -> 
     iteration, timestamp_us = message.iteration, message.timestamp_us
     if iteration >= LIMIT or timestamp_us >= LIMIT:
         raise ProtocolError(f"record with a number over {LIMIT - 1}")
-    key = TensorKey(
-        rank=rank,
-        net_name=net_name or kind.model or UNNAMED,
-        graph=kind.graph,
-        iteration=iteration,
-        timestamp_us=timestamp_us,
-        op_type=kind.op_type,
-        op_name=kind.op_name,
-        side=kind.side,
-        slot=kind.slot,
-        task=message.task,
-        stream=message.stream,
-        constant=kind.constant,
-    )
+    model = net_name or kind.model or UNNAMED
+    if kind.model != model:
+        kind = kind._replace(model=model)
     return RecordHead(
-        key=key,
-        dtype=kind.dtype,
-        shape=kind.shape,
-        byte_count=kind.byte_count,
-        argument=kind.argument,
-        switched_on=message.switched_on,
+        kind, iteration, timestamp_us, rank, message.task, message.stream, message.switched_on
     )
 
 

@@ -10,7 +10,7 @@ from rankdump.contract import selection, statistics
 from rankdump.contract.dtypes import ELEMENT_TYPES
 from rankdump.contract.exchange import RecordHead
 from rankdump.contract.figure_rows import FigureRows, TensorKind
-from rankdump.contract.key import Side, TensorKey
+from rankdump.contract.key import Side
 from rankdump.contract.plan import UNNAMED, DumpPlan
 from rankdump.contract.selection import YES, Verdict
 from rankdumpd.agent.policy import Room, room_reason
@@ -42,10 +42,9 @@ class Admission:
 
     def of_record(self, head: RecordHead, room: Room) -> Verdict:
         """Decide on a record that brings its elements."""
-        key = head.key
         reason = (
-            self._iteration_reason(key.iteration, head.switched_on)
-            or self._kind_reason(key, key.net_name, head.dtype, False)
+            self._iteration_reason(head.iteration, head.switched_on)
+            or self._kind_reason(head.kind, head.kind.model, False)
             or room_reason(room, head.byte_count)
         )
         return Verdict(False, reason) if reason else YES
@@ -59,7 +58,7 @@ class Admission:
         refused: defaultdict[str, list[int]] = defaultdict(list)
         for place, kind in enumerate(rows.kinds):
             model = net_name or kind.model or UNNAMED
-            reason = self._kind_reason(kind, model, kind.dtype, True) or low
+            reason = self._kind_reason(kind, model, True) or low
             if reason:
                 refused[reason].append(place)
         return refused
@@ -76,15 +75,13 @@ class Admission:
             return "iteration_excluded"
         return ""
 
-    def _kind_reason(
-        self, tensor: TensorKey | TensorKind, model: str, dtype: str, figures: bool
-    ) -> str:
-        asked = (tensor.op_name, tensor.side is _INPUT, dtype, figures)
+    def _kind_reason(self, kind: TensorKind, model: str, figures: bool) -> str:
+        asked = (kind.op_name, kind.side is _INPUT, kind.dtype, figures)
         if self._by_tensor:
-            asked = (*asked, model, tensor.op_type, tensor.slot)
+            asked = (*asked, model, kind.op_type, kind.slot)
         reason = self._remembered.get(asked)
         if reason is None:
-            reason = self._selection_reason(tensor, model) or self._type_reason(dtype, figures)
+            reason = self._selection_reason(kind, model) or self._type_reason(kind.dtype, figures)
             self._remember(asked, reason)
         return reason
 
@@ -96,8 +93,8 @@ class Admission:
         self._remembered[asked] = reason
         self._remembered_bytes += size
 
-    def _selection_reason(self, tensor: TensorKey | TensorKind, model: str) -> str:
-        name, side, watched = tensor.op_name, tensor.side, self._plan.selection.watched
+    def _selection_reason(self, kind: TensorKind, model: str) -> str:
+        name, side, watched = kind.op_name, kind.side, self._plan.selection.watched
         if not selection.side_verdict(self._plan, side).accepted:
             return "side_excluded"
         if watched is not None:
@@ -106,7 +103,7 @@ class Admission:
         operators = self._plan.selection.operators_of(model)
         if not selection.operator_verdict(operators, name).accepted:
             return "operator_excluded"
-        verdict = selection.exclusion_verdict(operators, tensor.op_type, name, side, tensor.slot)
+        verdict = selection.exclusion_verdict(operators, kind.op_type, name, side, kind.slot)
         return "" if verdict.accepted else "tensor_excluded"
 
     def _type_reason(self, dtype: str, figures: bool) -> str:

@@ -116,7 +116,7 @@ class Tallies:
     def add(self, outcomes: Iterable[Outcome], judged: Iterable[Judged]) -> None:
         """Add records and rows of figures that stand in the ledger now."""
         for outcome in outcomes:
-            self._tallies[outcome.head.key.iteration].count(
+            self._tallies[outcome.head.iteration].count(
                 outcome.fate,
                 outcome.reason,
                 bytes_in=outcome.head.byte_count,

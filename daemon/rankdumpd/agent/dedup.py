@@ -45,7 +45,7 @@ class Originals:
         """
         if record.head.byte_count < LEAST_BYTES:
             return write()
-        key = f"{record.digest} {record.head.dtype} {record.head.shape} {kind}"
+        key = f"{record.digest} {record.head.kind.dtype} {record.head.kind.shape} {kind}"
         # An input often follows the output it equals at once. Whoever waits here does so no
         # longer than packing the same bytes again would take.
         with self._turns[hash(key) % _TURNS]:

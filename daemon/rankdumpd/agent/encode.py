@@ -36,16 +36,16 @@ def encode(record: Examined, data: memoryview, codec: Codec) -> Encoded:
     Safe to call from several threads.
     """
     head = record.head
-    header = npy.header(dtypes.element_type(head.dtype).descr, head.shape)
-    packed = pack(codec, (header, dtypes.as_stored(head.dtype, data)))
+    header = npy.header(dtypes.element_type(head.kind.dtype).descr, head.kind.shape)
+    packed = pack(codec, (header, dtypes.as_stored(head.kind.dtype, data)))
     return Encoded(record, packed.suffix, packed.parts)
 
 
 def encode_bin(record: Examined, data: memoryview, codec: Codec, layout: Layout) -> Encoded:
     """Return a record as a `bin` file of its own: its elements as the framework held them."""
-    head, key = record.head, record.head.key
-    tensor = BinTensor(key.side, key.slot, head.dtype, head.shape, head.byte_count)
-    header = bin_head(key.op_name, key.timestamp_us, (tensor,), layout)
+    kind = record.head.kind
+    tensor = BinTensor(kind.side, kind.slot, kind.dtype, kind.shape, kind.byte_count)
+    header = bin_head(kind.op_name, record.head.timestamp_us, (tensor,), layout)
     start = pack_each(codec, (header,))
     elements = pack_each(codec, (data,))
     parts = (*start.parts, *elements.parts)
@@ -56,6 +56,6 @@ def _figures(
     head: RecordHead, data: memoryview, items: tuple[str, ...] | None, exact: bool
 ) -> tuple[str, ...] | None:
     # MindSpore writes no row for a tensor without elements or with complex ones (3.5).
-    if items is None or not head.byte_count or not statistics.countable(head.dtype):
+    if items is None or not head.byte_count or not statistics.countable(head.kind.dtype):
         return None
-    return statistics.figures(items, head.dtype, data, exact=exact)
+    return statistics.figures(items, head.kind.dtype, data, exact=exact)

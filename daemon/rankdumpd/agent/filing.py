@@ -21,7 +21,7 @@ def filed(parcel: Parcel, outlet: Outlet, originals: Originals) -> Outcome:
     if is_corrupted(parcel, record):
         return dropped(parcel.ticket, parcel.head, CORRUPTED)
     if outlet.joiner:
-        if parcel.head.key.slot >= MOST_SLOTS:
+        if parcel.head.kind.slot >= MOST_SLOTS:
             return dropped(parcel.ticket, parcel.head, "slot_too_high")
         return outlet.writer.write(encode_bin(record, data, outlet.codec, outlet.layout))
     return originals.once(

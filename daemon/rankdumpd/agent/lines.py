@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Protocol
 
-from rankdump.contract.exchange import RecordHead
 from rankdump.contract.figure_rows import TensorKind
 from rankdump.contract.key import Side, TensorKey
 from rankdump.contract.layout import api_info, api_tree, operator_csv, statistic_csv
@@ -176,31 +175,22 @@ class InfoLines:
 
     def of_record(self, record: Examined, place: Place) -> TableRow:
         """Return the line of a tensor with a file; one that has no figures has a line as well."""
-        head, values = record.head, record.figures or ()
-        key = head.key
-        return self._line(head, (key.op_name, key.side, key.slot), key.iteration, values)
+        return self._line(record.head.kind, record.head.iteration, record.figures or ())
 
     def of_row(self, kind: TensorKind, timestamp_us: int, figures: str, iteration: int) -> TableRow:
         """Return the line of a tensor of which only figures came."""
         values = tuple(figures.split(",")) if figures else ()
-        return self._line(kind, (kind.op_name, kind.side, kind.slot), iteration, values)
+        return self._line(kind, iteration, values)
 
-    def _line(
-        self,
-        tensor: RecordHead | TensorKind,
-        where: tuple[str, Side, int],
-        iteration: int,
-        values: tuple[str, ...],
-    ) -> TableRow:
-        op_name, side, slot = where
-        place = _place(tensor.argument, side, slot)
+    def _line(self, kind: TensorKind, iteration: int, values: tuple[str, ...]) -> TableRow:
+        place = _place(kind.argument, kind.side, kind.slot)
         text = api_info.line(
             self.files,
-            name=api_tree.spelt(op_name, place),
+            name=api_tree.spelt(kind.op_name, place),
             step=iteration,
             place=place,
-            dtype=tensor.dtype,
-            shape=tensor.shape,
+            dtype=kind.dtype,
+            shape=kind.shape,
             figures=dict(zip(self.items, values, strict=False)),
         )
         return TableRow(self.table, text)

@@ -63,25 +63,25 @@ def session_row(row: tuple[Any, ...]) -> SessionRow:
 
 def record_row(outcome: Outcome) -> tuple[str | int, ...]:
     """Return a record's columns."""
-    head, key = outcome.head, outcome.head.key
+    head, kind = outcome.head, outcome.head.kind
     row, member = outcome.row, outcome.membership or _NO_MEMBER
     return (
         outcome.ticket.session_id,
         outcome.ticket.sequence,
-        key.graph,
-        key.iteration,
+        kind.graph,
+        head.iteration,
         outcome.fate.value,
         outcome.reason,
         outcome.path,
-        key.op_type,
-        key.op_name,
-        head.argument,
-        head.dtype,
-        _shape_text(head.shape),
-        head.byte_count,
+        kind.op_type,
+        kind.op_name,
+        kind.argument,
+        kind.dtype,
+        _shape_text(kind.shape),
+        kind.byte_count,
         outcome.bytes_stored,
         outcome.digest,
-        key.timestamp_us,
+        head.timestamp_us,
         row.table.path if row else "",
         row.text if row else "",
         member.member,

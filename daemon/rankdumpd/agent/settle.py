@@ -13,7 +13,8 @@ from typing import TypeAlias
 
 from rankdump.contract.errors import UnavailableError
 from rankdump.contract.exchange import RecordHead
-from rankdump.contract.key import Side, TensorKey
+from rankdump.contract.figure_rows import TensorKind
+from rankdump.contract.key import Side
 from rankdumpd.agent.ledger import Ledger
 from rankdumpd.agent.registry import Registry
 from rankdumpd.agent.sessions import Session
@@ -154,21 +155,11 @@ def _counted(frame: Done) -> Outcome | Judged:
         rows = replace(frame.rows, iteration=min(frame.rows.iteration, _MOST_NUMBER))
         return Judged(frame.ticket, rows, {REASON: range(len(rows))}, b"")
     if isinstance(frame, Outcome):
-        key = frame.head.key
-        return _bare(frame.ticket, key.rank, key.iteration)
+        return _bare(frame.ticket, frame.head.rank, frame.head.iteration)
     return _bare(frame.ticket, 0, getattr(frame.declaration, "iteration", 0))
 
 
 def _bare(ticket: Ticket, rank: int, iteration: int) -> Outcome:
-    key = TensorKey(
-        rank=rank,
-        net_name="",
-        graph=0,
-        iteration=min(iteration, _MOST_NUMBER),
-        timestamp_us=0,
-        op_type="",
-        op_name="",
-        side=Side.OUTPUT,
-        slot=0,
-    )
-    return dropped(ticket, RecordHead(key=key, dtype="", shape=(), byte_count=0), REASON)
+    nothing = TensorKind(0, "", "", Side.OUTPUT, 0, dtype="", shape=(), byte_count=0)
+    head = RecordHead(nothing, min(iteration, _MOST_NUMBER), timestamp_us=0, rank=rank)
+    return dropped(ticket, head, REASON)

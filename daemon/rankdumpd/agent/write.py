@@ -134,13 +134,10 @@ class Writer:
 
     def _key(self, head: RecordHead) -> TensorKey:
         """Return a record's key with what its names say of the tensor beside."""
-        key = head.key
-        element = self._stand.profile.element_of(head.dtype, self._device_target)
-        tensor_format = self._layout.tensor_format(head.shape)
-        argument = head.argument if self._layout.api is not None else ""
-        if (key.element, key.tensor_format, key.argument) == (element, tensor_format, argument):
-            return key
-        return key._replace(element=element, tensor_format=tensor_format, argument=argument)
+        element = self._stand.profile.element_of(head.kind.dtype, self._device_target)
+        tensor_format = self._layout.tensor_format(head.kind.shape)
+        argument = head.kind.argument if self._layout.api is not None else ""
+        return head.key._replace(element=element, tensor_format=tensor_format, argument=argument)
 
     def _place(self, key: TensorKey, encoded: Encoded) -> Place:
         kind = self._layout.member_place if encoded.head_bytes else self._layout.place_of

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from suites.record_heads import head_of
 
 from rankdump.contract.exchange import RecordHead, SessionRequest
 from rankdump.contract.figure_rows import TensorKind
@@ -34,7 +35,7 @@ def make_head() -> Callable[..., RecordHead]:
         head: dict[str, Any] = {"dtype": "float32", "shape": (4,), "byte_count": 16}
         for name, value in fields.items():
             (key if name in key else head)[name] = value
-        return RecordHead(key=TensorKey(**key), **head)
+        return head_of(TensorKey(**key), **head)
 
     return make
 

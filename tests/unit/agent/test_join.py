@@ -62,7 +62,8 @@ class Room:
 
     def member(self, sequence: int, head, array: np.ndarray) -> Member:
         key, data = head.key, array.tobytes()
-        head = replace(head, dtype=array.dtype.name, shape=array.shape, byte_count=len(data))
+        looks = {"dtype": array.dtype.name, "shape": array.shape, "byte_count": len(data)}
+        head = replace(head, kind=head.kind._replace(**looks))
         elements = memoryview(data)
         record = examine(Parcel(Ticket("s", sequence), head, elements), elements, None)
         encoded = encode_bin(record, elements, self.codec, CANN)
@@ -71,7 +72,7 @@ class Room:
         member = outcome.membership
         assert member
         assert member.whole
-        tensor = BinTensor(key.side, key.slot, head.dtype, head.shape, head.byte_count)
+        tensor = BinTensor(key.side, key.slot, head.kind.dtype, head.kind.shape, head.byte_count)
         return Member(
             sequence,
             outcome.path,

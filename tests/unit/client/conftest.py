@@ -209,8 +209,8 @@ def sent(record: agent_pb2.Record) -> SimpleNamespace:
     head = record_from_wire(record, rank=0, net_name="Net")
     return SimpleNamespace(
         **kind_from_wire(record.kind)._asdict(),
-        iteration=head.key.iteration,
-        timestamp_us=head.key.timestamp_us,
+        iteration=head.iteration,
+        timestamp_us=head.timestamp_us,
         switched_on=head.switched_on,
         data=record.data,
     )

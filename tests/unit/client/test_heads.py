@@ -144,8 +144,8 @@ def test_a_head_says_all_that_is_known(constant):
     assert head.key == TensorKey(
         3, "Net", 2, 5, 7, "Add", "Default/Add-op0", Side.OUTPUT, 1, constant=constant
     )
-    assert (head.dtype, head.shape, head.byte_count) == ("float16", (4,), 8)
-    assert (head.argument, head.switched_on) == ("out", True)
+    assert (head.kind.dtype, head.kind.shape, head.byte_count) == ("float16", (4,), 8)
+    assert (head.kind.argument, head.switched_on) == ("out", True)
 
 
 def test_a_tensor_that_looks_the_same_has_the_same_kind():

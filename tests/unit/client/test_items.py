@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from suites.record_heads import head_of
 
-from rankdump.contract.exchange import IterationEnd, RecordHead
+from rankdump.contract.exchange import IterationEnd
 from rankdump.contract.figure_rows import FigureRows, TensorKind
 from rankdump.contract.key import Side, TensorKey
 from rankdump.ship import items as module
@@ -23,7 +24,7 @@ ROWS = FigureRows(0, (KIND,) * 3, (1, 2, 3), ("1",) * 3)
 
 
 def record() -> Staged:
-    return Staged(RecordHead(KEY, "uint8", (1,), 1), memoryview(b"x"))
+    return Staged(head_of(KEY, "uint8", (1,), 1), memoryview(b"x"))
 
 
 def leave(items: Items) -> int:

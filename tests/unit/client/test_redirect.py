@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from suites.record_heads import head_of
 
 from rankdump.contract.errors import ProtocolError
-from rankdump.contract.exchange import RecordHead
 from rankdump.contract.key import Side, TensorKey
 from rankdump.ship import Link, Ship
 from rankdump.ship.redirect import redirected
@@ -76,7 +76,7 @@ class Sender:
     def submit(self, stamp: int) -> None:
         key = TensorKey(0, "Net", 0, 0, stamp, "Add", "Default/Add-op0", Side.INPUT, 0)
         data = memoryview(np.full(4, stamp, np.uint8).tobytes())
-        self.ship.submit(Staged(RecordHead(key, "uint8", (4,), 4), data))
+        self.ship.submit(Staged(head_of(key, "uint8", (4,), 4), data))
 
 
 def test_every_connection_begins_at_the_known_address(running: Running, address: str, tmp_path):

@@ -7,8 +7,9 @@ import time
 
 import numpy as np
 import pytest
+from suites.record_heads import head_of
 
-from rankdump.contract.exchange import IterationEnd, RecordHead, SessionEnd
+from rankdump.contract.exchange import IterationEnd, SessionEnd
 from rankdump.contract.key import Side, TensorKey
 from rankdump.ship import Held, Link, Ship
 from rankdump.values import Staged
@@ -19,7 +20,7 @@ from .conftest import Running, introduction_of, plan
 
 def staged(data: bytes, stamp: int = 1) -> Staged:
     key = TensorKey(0, "Net", 0, 0, stamp, "Add", "Default/Add-op0", Side.INPUT, 0)
-    head = RecordHead(key, "uint8", (len(data),), len(data))
+    head = head_of(key, "uint8", (len(data),), len(data))
     return Staged(head, memoryview(bytearray(data)))
 
 

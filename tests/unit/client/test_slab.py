@@ -13,6 +13,7 @@ import pytest
 import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from suites import record_heads
 from suites.depot_rig import SIZE, Rig
 
 from rankdump.adapters.arrays import ArraySource
@@ -35,7 +36,7 @@ DTYPES = ["u1", "?", "<i2", "<f4", "<f8", "<c8", ">i4"]
 
 def head_of(source: ArraySource, stamp: int) -> RecordHead:
     key = TensorKey(0, "Net", 0, 0, stamp, "Add", "Default/Add-op0", Side.INPUT, 0)
-    return RecordHead(key, source.dtype, source.shape, source.byte_count)
+    return record_heads.head_of(key, source.dtype, source.shape, source.byte_count)
 
 
 class Rank:
@@ -201,7 +202,7 @@ def test_a_copy_that_fails_has_its_number_all_the_same(host: Running, tmp_path):
     assert order(host.agent) == [1, 2, 3]
     assert host.agent.slab is not None
     assert host.agent.slab.torn == [2]
-    assert [head.key.timestamp_us for head in rank.torn] == [2]
+    assert [head.timestamp_us for head in rank.torn] == [2]
 
 
 def test_a_full_slab_waits_for_the_agent_as_long_as_it_has_patience(host: Running, tmp_path):

@@ -4,6 +4,7 @@ import threading
 
 import numpy as np
 import pytest
+from suites import record_heads
 
 from rankdump.adapters.arrays import ArraySource
 from rankdump.contract.exchange import RecordHead
@@ -15,7 +16,7 @@ from rankdump.values import Placing
 
 def head(source: ArraySource) -> RecordHead:
     key = TensorKey(0, "Net", 0, 0, 1, "Add", "Default/Add-op0", Side.OUTPUT, 0)
-    return RecordHead(key, source.dtype, source.shape, source.byte_count)
+    return record_heads.head_of(key, source.dtype, source.shape, source.byte_count)
 
 
 def rows(count: int) -> FigureRows:

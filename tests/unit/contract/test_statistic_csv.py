@@ -6,8 +6,8 @@ import csv
 
 from hypothesis import given
 from hypothesis import strategies as st
+from suites.record_heads import head_of
 
-from rankdump.contract.exchange import RecordHead
 from rankdump.contract.key import Side, TensorKey
 from rankdump.contract.layout import statistic_csv
 from rankdump.contract.layout.profile import PROFILES
@@ -26,7 +26,7 @@ names = st.text(st.characters() | st.sampled_from('",(/.-\\\n\r\u2028'), max_siz
 def test_any_name_keeps_its_columns(op_type, op_name, side, shape, profile):
     """Whatever an operator is called, a row is one line with its fields in their columns."""
     key = TensorKey(0, "Net", 0, 0, 1_700_000_000_000_000, op_type, op_name, side, 3)
-    line = statistic_csv.row(RecordHead(key, "float32", shape, 24), ("1", "ff", "0"), profile)
+    line = statistic_csv.row(head_of(key, "float32", shape, 24), ("1", "ff", "0"), profile)
     header = statistic_csv.header(ITEMS)
     text = f"{header}\n{line}\n"
     (row,) = statistic_csv.parse(text, file="statistic.csv")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from suites.record_heads import head_of
 from suites.travel import (
     blobs,
     lines,
@@ -128,25 +129,7 @@ def test_kind(kind: TensorKind):
 
 heads = st.builds(
     lambda kind, iteration, timestamp_us, task, stream, switched_on: RecordHead(
-        TensorKey(
-            rank=3,
-            net_name="Net",
-            graph=kind.graph,
-            iteration=iteration,
-            timestamp_us=timestamp_us,
-            op_type=kind.op_type,
-            op_name=kind.op_name,
-            side=kind.side,
-            slot=kind.slot,
-            task=task,
-            stream=stream,
-            constant=kind.constant,
-        ),
-        kind.dtype,
-        kind.shape,
-        kind.byte_count,
-        kind.argument,
-        switched_on,
+        kind._replace(model="Net"), iteration, timestamp_us, 3, task, stream, switched_on
     ),
     tensor_kinds,
     counts,
@@ -295,7 +278,7 @@ def test_unpaired_surrogates():
     bad = "a\ud800/b"
     key = TensorKey(3, "Net", 0, 0, 1, bad, bad, Side.INPUT, 0)
     message = sent(
-        convert.record_to_wire(RecordHead(key, "int8", (), 1, bad), b"x"), agent_pb2.Record
+        convert.record_to_wire(head_of(key, "int8", (), 1, argument=bad), b"x"), agent_pb2.Record
     )
     kind = kinds.kind_from_wire(message.kind)
     assert (kind.op_type, kind.op_name, kind.argument) == ("a?/b", "a?/b", "a?/b")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from suites.record_heads import head_of
 from suites.travel import ONE, lines, losses, same_columns, sent, texts, uint32, uint64
 
 from rankdump.contract.errors import ProtocolError
@@ -14,7 +15,6 @@ from rankdump.contract.exchange import (
     IterationEnd,
     KernelArguments,
     OperatorArguments,
-    RecordHead,
     SessionEnd,
 )
 from rankdump.contract.figure_rows import FigureRows, TensorKind
@@ -162,7 +162,7 @@ def test_record_frames(extra: int):
     data = bytes(range(256)) * ((frames.CHUNK_BYTES + extra) // 256 + 1)
     data = data[: frames.CHUNK_BYTES + extra]
     key = TensorKey(3, "Net", 0, 0, 1, "T", "a", Side.INPUT, 0)
-    head = RecordHead(key, "uint8", (len(data),), len(data))
+    head = head_of(key, "uint8", (len(data),), len(data))
     first, *rest = frames.record_frames(7, head, memoryview(data))
     assert convert.record_from_wire(first.record, rank=3, net_name="Net") == head
     whole = first.record.data
@@ -204,7 +204,7 @@ def test_a_slab_entry_travels_on_as_frames(size: int):
     """What was read back of a slab is sent as if it had never been in one."""
     data = memoryview(bytes(range(251)) * (size // 251 + 1))[:size]
     key = TensorKey(3, "Net", 0, 0, 1, "T", "a", Side.INPUT, 0)
-    head = RecordHead(key, "uint8", (size,), size)
+    head = head_of(key, "uint8", (size,), size)
     in_slab = agent_pb2.Frame.FromString(frames.numbered(7, frames.record_body(head)))
     assert not in_slab.record.data
     assert list(frames.filled_frames(in_slab, data)) == list(frames.record_frames(7, head, data))

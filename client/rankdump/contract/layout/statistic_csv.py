@@ -87,11 +87,9 @@ def field(name: str) -> str:
 
 def row(head: RecordHead, figures: Sequence[str], profile: Profile) -> str:
     """Return the line of one tensor, without its end."""
-    key = head.key
-    operator = _operator(key.op_type, key.op_name, profile)
-    tensor = _tensor(key.side.value, key.slot, head.byte_count, head.dtype, head.shape)
+    operator, tensor = _around(head.kind, profile)
     end = "" if profile.fixed_table else ","
-    fixed = f"{operator},{key.task},{key.stream},{key.timestamp_us},{tensor}"
+    fixed = f"{operator},{head.task},{head.stream},{head.timestamp_us},{tensor}"
     return ",".join((fixed, *figures)) + end
 
 

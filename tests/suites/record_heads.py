@@ -1,0 +1,35 @@
+"""Heads of records from the keys that their files have."""
+
+from __future__ import annotations
+
+from rankdump.contract.exchange import RecordHead
+from rankdump.contract.figure_rows import TensorKind
+from rankdump.contract.key import TensorKey
+
+
+def head_of(
+    key: TensorKey,
+    dtype: str = "uint8",
+    shape: tuple[int, ...] = (),
+    byte_count: int = 1,
+    *,
+    argument: str = "",
+    switched_on: bool = False,
+) -> RecordHead:
+    """Return the head of a record whose `key` is this one."""
+    kind = TensorKind(
+        key.graph,
+        key.op_type,
+        key.op_name,
+        key.side,
+        key.slot,
+        dtype,
+        shape,
+        byte_count,
+        argument,
+        key.constant,
+        key.net_name,
+    )
+    return RecordHead(
+        kind, key.iteration, key.timestamp_us, key.rank, key.task, key.stream, switched_on
+    )
