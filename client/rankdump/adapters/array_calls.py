@@ -86,22 +86,24 @@ class ArrayCalls:
     ) -> None:
         """Hand over one array; one that no file can hold is lost."""
         operator = self._operator(graph, op_type, op_name)
-        source = self._source((graph, op_type, op_name, side, slot), array)
+        place = (graph, op_type, op_name, side, slot)
+        wanted = self._recorder.wants(graph, op_name, side)
+        source = self._source(place, array, wanted=wanted)
         if source is None:
             return
         if side is Side.INPUT:
             operator.inputs.add(slot)
         else:
             operator.outputs[slot] = TensorType(source.dtype, source.shape)
-        state = _is_state(op_type, op_name)
-        self._recorder.observe(
-            Observation(graph, op_type, op_name, side, slot, "", source, state=state)
-        )
+        if wanted:
+            state = _is_state(op_type, op_name)
+            self._recorder.observe(Observation(*place, "", source, state=state))
 
     def constant(self, name: str, array: Any, graph: int) -> None:
         """Hand over a constant, in the first armed iteration from now on."""
         place = (graph, PARAMETER, name, Side.OUTPUT, 0)
-        source = self._source(place, array)
+        wanted = self._recorder.wants(graph, name, Side.OUTPUT)
+        source = self._source(place, array, wanted=wanted)
         if source is not None:
             found = Observation(*place, "constant", source, state=True, constant=True)
             self._constants[graph, name] = found
@@ -112,7 +114,8 @@ class ArrayCalls:
         if self._recorder.armed:
             waiting, self._constants = self._constants, {}
             for constant in waiting.values():
-                self._recorder.observe(constant)
+                if self._recorder.wants(constant.graph, constant.op_name, constant.side):
+                    self._recorder.observe(constant)
 
     def finish(self, *, raised: bool = False) -> None:
         """End the open operators of every thread; the calling thread's own may have raised."""
@@ -141,18 +144,23 @@ class ArrayCalls:
             self._recorder.describe(operator.graph, operator.node)
         self._recorder.settled(operator.graph, operator.name, raised=raised)
 
-    def _source(self, place: tuple[int, str, str, Side, int], array: Any) -> TensorSource | None:
+    def _source(
+        self, place: tuple[int, str, str, Side, int], array: Any, *, wanted: bool
+    ) -> TensorSource | None:
+        """Return what reads an array; where it cannot be read, count it if it was wanted."""
         try:
             source = self._source_of(array)
             if not isinstance(source, str):
                 return source
-            self._recorder.lose(*place, source)
+            reason = source
         except (UnsupportedError, TypeError, ValueError) as error:
             logger.debug("array of %s refused: %s", place[2], error)
-            self._recorder.lose(*place, UNSUPPORTED_DTYPE)
+            reason = UNSUPPORTED_DTYPE
         except Exception as error:  # the script's own object decides how numpy views it
             self._recorder.warn_once(f"numpy cannot view an array: {error}")
-            self._recorder.lose(*place, UNREADABLE)
+            reason = UNREADABLE
+        if wanted:
+            self._recorder.lose(*place, reason)
         return None
 
 

@@ -86,13 +86,10 @@ class Recording:
         return self._course.armed and self._trigger.wants(self._named(op_name), side, graph)
 
     def observe(self, observation: Observation) -> None:
-        """Take one tensor, if the plan selects it."""
-        self._course.active = True
+        """Record a tensor of a side that `wants` has just said is kept."""
         if not self._course.armed:
             return
         name = self._named(observation.op_name)
-        if not self._trigger.wants(name, observation.side, observation.graph):
-            return
         if not size_decision(observation.tensor.byte_count).keep:
             return
         if observation.constant and not self._first(observation.graph, name):
@@ -104,11 +101,10 @@ class Recording:
     def lose(
         self, graph: int, op_type: str, op_name: str, side: Side, slot: int, reason: str
     ) -> None:
-        """Count a tensor that could not be read, if the plan selects it."""
+        """Count a tensor of a side that `wants` has just said is kept, and that cannot be read."""
         name = self._named(op_name)
-        if self.wants(graph, op_name, side) and not self._filter.leaves_out(
-            (graph, op_type, name, side, slot)
-        ):
+        left_out = self._filter.leaves_out((graph, op_type, name, side, slot))
+        if self._course.armed and not left_out:
             self._trigger.note(graph, name, Lost(self._course.iteration, name, reason))
 
     def settled(self, graph: int, op_name: str, *, raised: bool = False) -> None:

@@ -65,13 +65,13 @@ class Recorder(Protocol):
         ...
 
     def observe(self, observation: Observation) -> None:
-        """Take one tensor, if the plan selects it."""
+        """Record a tensor of a side that `wants` has just said is kept."""
         ...
 
     def lose(
         self, graph: int, op_type: str, op_name: str, side: Side, slot: int, reason: str
     ) -> None:
-        """Count a tensor that could not be read, if the plan selects it."""
+        """Count a tensor of a side that `wants` has just said is kept, and that cannot be read."""
         ...
 
     def settled(self, graph: int, op_name: str, *, raised: bool = False) -> None:

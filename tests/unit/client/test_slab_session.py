@@ -132,6 +132,7 @@ def test_a_copy_that_fails_is_counted_by_the_agent_and_told_here(host: Running, 
     assert session._pipeline is not None
     recorder = session._pipeline.recorder
     for name, source in (("a", ArraySource(np.ones(3))), ("b", Unreadable(np.ones(3)))):
+        assert recorder.wants(0, name, Side.INPUT)
         recorder.observe(Observation(0, "Add", name, Side.INPUT, 0, "", source))
     session.close()
     (end,) = bodies(host, "iteration_end")
