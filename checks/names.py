@@ -1,0 +1,82 @@
+"""Naming rules of CONTRIBUTING.md: what a newcomer can guess, and one name for one thing.
+
+- A class has a name of two words or more, unless it is a term of `GLOSSARY`.
+- No two classes of the product share a name, private ones included.
+- No module is named by a bare participle (`reading`, `taken`).
+- A logger is `_logger`; a limit begins with `MAX_`, not with `MOST_`.
+- Statistics are called statistics, not figures, in names of modules, classes and functions.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+from sizes import ROOT, product_modules
+
+GLOSSARY = frozenset(
+    # Terms of the glossary, and the public names of users' programs.
+    "Acknowledgement Component Decision Dump DumpPlan Entry Event Finding Layout Manifest "
+    "Observation Origin Profile Record Recorder Session Side Table Verdict".split()
+)
+_PARTICIPLES_THAT_ARE_NOUNS = frozenset({"embedded", "logging", "setting"})
+_WORD = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z0-9]+|[A-Z]+")
+
+
+def module_complaints(path: Path, tree: ast.Module) -> Iterator[str]:
+    """Yield what is wrong with the names of one module, seen alone."""
+    name = path.relative_to(ROOT)
+    stem = path.stem.strip("_")
+    if re.fullmatch(r"\w+(ing|ed)", stem) and stem not in _PARTICIPLES_THAT_ARE_NOUNS:
+        yield f"{name}: a module is named by a noun, not by a participle"
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef):
+            bare = node.name.lstrip("_")
+            if len(_WORD.findall(bare)) < 2 and bare not in GLOSSARY:
+                yield f"{name}:{node.lineno}: class {node.name} needs a second word"
+        for defined in _defined(node):
+            if re.search(r"(^|_)figures?(_|$)", defined, re.I) or "Figure" in defined:
+                yield f"{name}:{node.lineno}: {defined} speaks of figures, the term is statistics"
+            if re.match(r"_?MOST_", defined):
+                yield f"{name}:{node.lineno}: {defined} is a limit, which begins with MAX_"
+            if defined in {"_log", "logger", "_LOG", "LOGGER"}:
+                yield f"{name}:{node.lineno}: the logger of a module is called _logger"
+
+
+def _defined(node: ast.stmt) -> list[str]:
+    """Return the names that a statement of a module defines."""
+    if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+        return [node.name]
+    targets = node.targets if isinstance(node, ast.Assign) else []
+    if isinstance(node, ast.AnnAssign):
+        targets = [node.target]
+    return [target.id for target in targets if isinstance(target, ast.Name)]
+
+
+def shared_names(trees: dict[Path, ast.Module]) -> Iterator[str]:
+    """Yield the names that two classes have."""
+    places: defaultdict[str, list[str]] = defaultdict(list)
+    for path, tree in trees.items():
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef):
+                places[node.name.lstrip("_")].append(str(path.relative_to(ROOT)))
+    for name, where in sorted(places.items()):
+        if len(where) > 1:
+            yield f"class {name} is defined in {len(where)} modules: {', '.join(where)}"
+
+
+def main() -> int:
+    """Print all complaints; the exit code says whether there is any."""
+    trees = {path: ast.parse(path.read_text()) for path in product_modules()}
+    found = [line for path, tree in trees.items() for line in module_complaints(path, tree)]
+    found += shared_names(trees)
+    print(*found, sep="\n", end="\n" if found else "")
+    return int(bool(found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
