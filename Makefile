@@ -11,7 +11,8 @@ SOURCES := client daemon tests bench examples
 
 setup: .venv/ready
 
-.venv/ready: pyproject.toml
+# The version of the installed package is read from the library.
+.venv/ready: pyproject.toml client/rankdump/__init__.py
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet torch==2.13.0
@@ -113,7 +114,7 @@ test-mindspore: build/mindspore-venv/ready
 # Debian's Python and wheels from PyPI (apt-get install debhelper python3-pip python3-venv).
 deb:
 	rm -rf build/deb && mkdir -p build/deb/src
-	git ls-files -z -- client daemon deploy pyproject.toml README.md \
+	git ls-files -z -- client daemon deploy pyproject.toml README.md LICENSE \
 	  | xargs -0 cp --parents -t build/deb/src
 	cp -r build/deb/src/deploy/debian build/deb/src/debian
 	cp deploy/rankdump.sysusers deploy/rankdump.tmpfiles build/deb/src/debian/
