@@ -6,12 +6,13 @@ PROTOS := $(wildcard proto/rankdump/*/v1/*.proto)
 PROTO_TOOLS := grpcio-tools==1.62.3 mypy-protobuf==3.6.0 setuptools==75.8.0
 SOURCES := client daemon tests bench examples
 
-.PHONY: setup demo test test-mindspore test-deploy soak deb check proto \
+.PHONY: setup demo test test-mindspore test-deploy soak deb release check proto \
   proto-check schema bench bench-peers peers fuzz clean
 
 setup: .venv/ready
 
-.venv/ready: pyproject.toml
+# The version of the installed package is read from the library.
+.venv/ready: pyproject.toml client/rankdump/__init__.py
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet torch==2.13.0
@@ -109,16 +110,27 @@ build/mindspore-venv/ready: pyproject.toml
 
 test-mindspore: build/mindspore-venv/ready
 	CI=true build/mindspore-venv/bin/python -m pytest tests/mindspore
+
 # The Debian package, for hosts that systemd runs. It is built by debhelper from what git knows, with
 # Debian's Python and wheels from PyPI (apt-get install debhelper python3-pip python3-venv).
 deb:
 	rm -rf build/deb && mkdir -p build/deb/src
-	git ls-files -z -- client daemon deploy pyproject.toml README.md \
+	git ls-files -z -- client daemon deploy pyproject.toml README.md LICENSE \
 	  | xargs -0 cp --parents -t build/deb/src
 	cp -r build/deb/src/deploy/debian build/deb/src/debian
 	cp deploy/rankdump.sysusers deploy/rankdump.tmpfiles build/deb/src/debian/
 	cd build/deb/src && dpkg-buildpackage --build=binary --no-sign
 	rm -rf build/deb/src
+
+# Wheel and sdist in dist/, checked and tried with every supported Python that this machine has.
+PYTHONS ?= 3.10 3.11 3.12 3.13
+build/release-venv/ready:
+	$(PYTHON) -m venv build/release-venv
+	build/release-venv/bin/python -m pip install --quiet 'build>=1.2' 'twine>=6.1'
+	touch $@
+
+release: build/release-venv/ready
+	.ci/release build/release-venv/bin/python $$(.ci/pythons $(PYTHONS))
 
 # Schemas of every Kubernetes since 1.25.
 build/kubernetes-venv/ready:

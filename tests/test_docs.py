@@ -10,7 +10,8 @@ from rankdumpd.main import main as rankdumpd
 
 ROOT = Path(__file__).parent.parent
 DEPLOYED = [each for each in (ROOT / "deploy").rglob("*") if each.is_file()]
-PAGES = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *DEPLOYED]
+_TOP = ("README.md", "CONTRIBUTING.md", "SECURITY.md")
+PAGES = [*(ROOT / name for name in _TOP), *(ROOT / "docs").glob("*.md"), *DEPLOYED]
 
 
 def told(pattern: str) -> set[str]:

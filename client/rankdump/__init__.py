@@ -18,6 +18,9 @@ from typing import TYPE_CHECKING
 # Read when gRPC is loaded: its own lines, as on each fork, are no news for whoever runs the script.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
+__version__ = "0.1.0"
+"""The version of the package, of its two commands and of the Debian package."""
+
 __all__ = [
     "Session",
     "attach",

@@ -47,9 +47,13 @@ def run(name: str, place: Path, **environ: str) -> subprocess.CompletedProcess[s
 
 def test_package_and_project_state_the_same_terms():
     project = (DEPLOY.parent / "pyproject.toml").read_text()
-    (terms,) = re.findall(r'^license = \{ text = "(.*)" \}$', project, re.MULTILINE)
+    (terms,) = re.findall(r'^license = "(.*)"$', project, re.MULTILINE)
+    (authors,) = re.findall(r'^authors = \[\{ name = "(.*)" \}\]$', project, re.MULTILINE)
     said = (DEPLOY / "debian" / "copyright").read_text()
-    assert said.endswith(f"License: not-stated\n {terms}\n")
+    assert f"Copyright: 2026 {authors}\nLicense: {terms}\n" in said
+    text = (DEPLOY.parent / "LICENSE").read_text()
+    assert terms == "Apache-2.0"
+    assert "Apache License\n                           Version 2.0" in text
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)

@@ -16,7 +16,16 @@ from rankdump.contract.plan import DumpPlan
 NOT_UINT = (-1, 1.0, "0", True, None, [0], 1 << 64)
 NOT_TEXT = (0, None, True, ["all"], {})
 NOT_ARRAY = ("all", 0, None, {}, True)
-ABSENT = object()
+
+
+class _Absent:
+    """The value of a key that is not there; in names of tests the same in every process."""
+
+    def __repr__(self) -> str:
+        return "ABSENT"
+
+
+ABSENT = _Absent()
 COMMON: dict[str, object] = {
     "dump_mode": 0,
     "path": "/tmp/dump",

@@ -154,22 +154,25 @@ def test_several_sections_and_operators(dump, capsys):
     ]
 
 
-def test_threads(tmp_path, capsys):
-    """Context and thread count where the record says them."""
+def test_threads(socket_folder, capsys):
+    """Context and thread count where the record says them.
+
+    The path is short: in a line of 100 cells the names of the operators give way to it.
+    """
     words = (1, 7, 12, 0, 3, 4, 0, 0, 0, 0, 0x20)
-    put(tmp_path, f"Opdebug.Node_OpDebug.1.1.{STAMP}", debug_file(new(0, *words)))
+    put(socket_folder, f"Opdebug.Node_OpDebug.1.1.{STAMP}", debug_file(new(0, *words)))
     for thread in (4, 5):
-        put(tmp_path, f"Conv2D.slice{thread}.12.7.{STAMP}.4.3.{thread}.0")
-    put(tmp_path, f"Conv2D.plain.12.{STAMP}")
-    put(tmp_path, f"Conv2D.unknown.12.65535.{STAMP}.4.65535.65535.0")
-    _, out, _ = told(capsys, "overflow", tmp_path)
+        put(socket_folder, f"Conv2D.slice{thread}.12.7.{STAMP}.4.3.{thread}.0")
+    put(socket_folder, f"Conv2D.plain.12.{STAMP}")
+    put(socket_folder, f"Conv2D.unknown.12.65535.{STAMP}.4.65535.65535.0")
+    _, out, _ = told(capsys, "overflow", socket_folder)
     assert "slice4" in out
     assert "plain" in out  # an older name, which says neither stream nor thread
     assert "unknown" in out
     assert "slice5" not in out
     words = (1, 7, 12, 0, 65535, 65535, 0, 0, 0, 0, 0x20)
-    put(tmp_path, f"Opdebug.Node_OpDebug.1.1.{STAMP}", debug_file(new(0, *words)))
-    _, out, _ = told(capsys, "overflow", tmp_path, "--json")
+    put(socket_folder, f"Opdebug.Node_OpDebug.1.1.{STAMP}", debug_file(new(0, *words)))
+    _, out, _ = told(capsys, "overflow", socket_folder, "--json")
     (hit,) = json.loads(out)["records"][0]["overflows"]
     assert [o["op_name"] for o in hit["operators"]] == [
         *("plain", "slice4", "slice5", "unknown"),

@@ -1,0 +1,78 @@
+"""What an installation of a release must do, tried by `make release`; knows nothing of the clone.
+
+python release_smoke.py base: without extras. With `daemon`: commands, and a session that brings its
+own daemon.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+
+import rankdump
+from rankdump.contract.plan import DumpPlan, Output
+
+BIN = Path(sys.executable).parent
+
+
+def said(code: int, *command: str) -> str:
+    """Return what a command says; it ends with that code."""
+    done = subprocess.run([BIN / command[0], *command[1:]], capture_output=True, text=True)
+    assert done.returncode == code, (command, done.returncode, done.stdout, done.stderr)
+    return done.stdout + done.stderr
+
+
+def base() -> None:
+    """Each command says in one line what to install."""
+    for command, extra in (("rankdump", "cli"), ("rankdumpd", "daemon")):
+        line = said(2, command, "--help")
+        assert line.count("\n") == 1, line
+        assert f"pip install 'rankdump[{extra}]'" in line, line
+
+
+def commands() -> None:
+    """Both commands know their version and their verbs."""
+    for command in ("rankdump", "rankdumpd"):
+        assert said(0, command, "--version") == f"{command}, version {rankdump.__version__}\n"
+        assert "Usage:" in said(0, command, "--help")
+
+
+def session(folder: Path) -> None:
+    """An array is dumped, listed, checked and read back."""
+    array = np.random.default_rng(0).random((100, 100))
+    plan = DumpPlan(output=Output(str(folder / "tree")))
+    with rankdump.Session(plan) as job:
+        for iteration in range(2):
+            job.step(iteration)
+            job.dump("MatMul", "Default/fc/MatMul-op0", "output", 0, array + iteration)
+    dump = rankdump.open(folder / "tree")
+    found = [dump.load(entry) for entry in dump.tensors()]
+    assert len(found) == 2, dump.problems
+    for iteration, loaded in enumerate(found):
+        np.testing.assert_array_equal(loaded, array + iteration)
+    assert "MatMul" in said(0, "rankdump", "ls", str(folder / "tree"))
+    said(0, "rankdump", "fsck", str(folder / "tree"))
+
+
+def main() -> None:
+    assert "site-packages" in rankdump.__file__, rankdump.__file__
+    assert version("rankdump") == rankdump.__version__
+    if sys.argv[1] == "base":
+        base()
+        return
+    commands()
+    with tempfile.TemporaryDirectory() as folder:
+        # Fullness of the disk of whoever builds says nothing of the release.
+        for name in ("KEEP_FREE_RATIO", "KEEP_FREE_INODES_RATIO"):
+            os.environ[f"RANKDUMPD_AGENT__{name}"] = "0"
+        session(Path(folder))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""Trees that earlier versions wrote are read, checked and compared as those versions did."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+from suites.golden_trees import FOLDER, answers, asked, beside, missing, restore, sum_of, sums
+
+KEPT = sorted(path for path in FOLDER.glob("tree-*/*") if path.is_dir())
+NAMES = [f"{path.parent.name}/{path.name}" for path in KEPT]
+
+
+def recorded(kept: Path, what: str):
+    return json.loads(beside(kept, what).read_text())
+
+
+@pytest.mark.parametrize("kept", KEPT, ids=NAMES)
+def test_an_old_tree_answers_as_before(kept: Path, tmp_path: Path):
+    """Law: what a version wrote, and said of it, later versions read and say as well."""
+    tree = restore(kept, tmp_path / kept.name)
+    assert sums(tree) == recorded(kept, "sums")
+    assert recorded(kept, "answers")["fsck"]["clean"]
+    assert missing(answers(tree), recorded(kept, "answers")) == []
+
+
+def test_links_are_links_again(tmp_path: Path):
+    """The copies of a tensor that a tree has once are no files of their own."""
+    kept = FOLDER / "tree-0.1.0" / "net"
+    tree = restore(kept, tmp_path / "net")
+    links = {n: what["link"] for n, what in recorded(kept, "other").items() if "link" in what}
+    assert len(links) == 8
+    assert all((tree / name).samefile(tree / first) for name, first in links.items())
+
+
+@pytest.mark.parametrize("kept", KEPT, ids=NAMES)
+def test_a_changed_byte_does_not_pass(kept: Path, tmp_path: Path):
+    """The recorded sums see every byte, and the check of the tree those of its tensors."""
+    tree, expected = restore(kept, tmp_path / kept.name), recorded(kept, "sums")
+    chance = random.Random(7)
+    for name in expected:
+        path = tree / name
+        if data := path.read_bytes():
+            flip(path, chance.randrange(len(data)))
+            assert sum_of(path) != expected[name]
+            path.write_bytes(data)
+    answers_then = recorded(kept, "answers")
+    path = tree / chance.choice([tensor["path"] for tensor in answers_then["ls"]["tensors"]])
+    flip(path, -1)
+    assert missing(asked(["fsck", str(tree)]), answers_then["fsck"])
+
+
+def flip(path: Path, place: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1
+    path.write_bytes(data)
